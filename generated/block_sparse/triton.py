@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 676f1213cb7a1ff3
-# body: f50f4533611b8c0f
+# inputs: b74ab6eb60540166
+# body: 88110cd956009ae6
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("block_sparse: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -51,8 +51,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 BLOCK_SIZE = tl.constexpr(128)  # queries and keys of a block of the block mask
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. A row with
-# TMA=True also requires tensors that TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
+# if the row has TMA=True, whose tensors TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8a6b3dee690f8dda
-# body: 1c8898984efd1ef1
+# inputs: 0ec2ca26f5bde9c1
+# body: 0367c37d4e00e70d
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -22,7 +22,7 @@ import functools
 import os
 from typing import Optional
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("causal_delta: this file cannot run alone. Import its folder")
 

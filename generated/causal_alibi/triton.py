@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 41d5d88ae12ad54b
-# body: 4acfbcd3b8c55895
+# inputs: a33d164f7df02f12
+# body: 5b5cdf2ff8d0979b
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("causal_alibi: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -51,8 +51,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. A row with
-# TMA=True also requires tensors that TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
+# if the row has TMA=True, whose tensors TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a8abd23fc4bf0acf
-# body: d5745a3cab766de5
+# inputs: e5cd2a161ba9c410
+# body: 49c4d85f129855d6
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -20,7 +20,7 @@ Usage:
 import math
 from typing import Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("causal_fp32: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -43,8 +43,8 @@ except ModuleNotFoundError:
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. A row with
-# TMA=True also requires tensors that TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
+# if the row has TMA=True, whose tensors TMA can load.
 _FORWARD_TILES = [((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),]
 _DQ_TILES = [((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),]
 _DKDV_TILES = [((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 03fade4416a93184
-# body: 7ffc94155c79b300
+# inputs: 166cab36f2b28a2a
+# body: 32e9670a453d52fe
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("decode_alibi: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -52,8 +52,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. A row with
-# TMA=True also requires tensors that TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
+# if the row has TMA=True, whose tensors TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -950,7 +950,7 @@ def decode_alibi_kernels(q, k, v):
 
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run;
-    "decode": the kernels that split the keys.
+    "decode": the kernels for few queries, which may split the keys.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4e0deff8c09f2145
-# body: 13f3a9b64d492e37
+# inputs: ea3091171099011f
+# body: 23d7683668451288
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -21,7 +21,7 @@ import functools
 import math
 import warnings
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("decode_paged: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -47,8 +47,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. A row with
-# TMA=True also requires tensors that TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
+# if the row has TMA=True, whose tensors TMA can load.
 _DECODE_TILES = [
     ((100, 90, 80), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=3)),
     ((), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=2)),
@@ -85,7 +85,7 @@ def _splits_by_batch(
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Return the number of splits of each sequence, [BATCHES]. Their total is at most `slots`, one slot per split."""
+    """Return the number of splits of each sequence, [BATCHES]. There are at most `slots` splits in all sequences."""
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
     first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
@@ -299,7 +299,7 @@ def _decode(q, k, v, block_table, kv_lens, scale, out, lse, store_lse):
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
     if programs < 4 * at_once:
-        splits = max(splits, min(most, 2))  # short sequences use fewer slots, so long ones can use more
+        splits = max(splits, min(most, 2))  # an average: long sequences take slots that short ones leave
     part = part_lse = None
     if splits > 1:
         part = q.new_empty((B * splits, HQ, SQ, 128), dtype=torch.float32)
@@ -461,7 +461,7 @@ def decode_paged_kernels(q, k, v):
     """Return a dict of strings with the key "forward": the kernels that a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
-    "decode": the kernels that split the keys.
+    "decode": the kernels for few queries, which may split the keys.
     """
     if q.shape[2] <= 64:
         return {"forward": "decode"}

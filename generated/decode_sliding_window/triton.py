@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 941cae23ceff411e
-# body: f946069c33be5197
+# inputs: 1c871c213fe0afc8
+# body: 5d5330884add1a14
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -21,7 +21,7 @@ import functools
 import math
 import warnings
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError(
         "decode_sliding_window: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -53,8 +53,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(1024)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. A row with
-# TMA=True also requires tensors that TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
+# if the row has TMA=True, whose tensors TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -215,7 +215,7 @@ def _splits_by_batch(
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Return the number of splits of each sequence, [BATCHES]. Their total is at most `slots`, one slot per split."""
+    """Return the number of splits of each sequence, [BATCHES]. There are at most `slots` splits in all sequences."""
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
     first, end = _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
@@ -436,7 +436,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
     if programs < 4 * at_once:
-        splits = max(splits, min(most, 2))  # short sequences use fewer slots, so long ones can use more
+        splits = max(splits, min(most, 2))  # an average: long sequences take slots that short ones leave
     part = part_lse = None
     if splits > 1:
         part = q.new_empty((B * splits, HQ, SQ, 128), dtype=torch.float32)
@@ -609,7 +609,7 @@ def decode_sliding_window_kernels(q, k, v):
 
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run;
-    "decode": the kernels that split the keys.
+    "decode": the kernels for few queries, which may split the keys.
     """
     if q.shape[2] <= 64:
         return {"forward": "decode"}

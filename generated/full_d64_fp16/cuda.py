@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1516e9b61cc7fda4
-# body: df08f816d6083857
+# inputs: 59cd2f5d2f81124d
+# body: 9451b170d40413c0
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -22,7 +22,7 @@ import functools
 import os
 from typing import Optional
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("full_d64_fp16_delta: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 08d83a7c237eaa01
-# body: bbffad2510897505
+# inputs: 8236f71d290aa71e
+# body: 395d25de7d7f0d75
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("fused_add_rms_norm: this file cannot run alone. Import its folder")
 

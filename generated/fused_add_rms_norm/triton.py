@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d97f547faebc4b48
-# body: 0090d5890c211754
+# inputs: dc6a6e2075d62fac
+# body: adf8b1fde8096842
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -22,7 +22,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError(
         "fused_add_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`",

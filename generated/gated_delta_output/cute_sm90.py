@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 22270cdfaaba8a8d
-# body: 8130f05bf6d2139a
+# inputs: 95204cd3e414a028
+# body: 7b654de18e391874
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -32,7 +32,7 @@ import math
 import tempfile
 from array import array
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("gated_delta_output: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 51d0c56b5cffac3c
-# body: 69eda8f039d9980b
+# inputs: 4d159d101ff05fda
+# body: bdd61bea64134634
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError(
         "gated_delta_output: this file cannot run alone. Import its folder, or use `kgen render --single`",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9d6c57e208cc32ea
-# body: 48110a81705192fd
+# inputs: 5c7faa05dc2199f0
+# body: 3efec23b67f8a4f2
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -43,7 +43,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("gated_delta_output_fla: this file cannot run alone. Import its folder")
 

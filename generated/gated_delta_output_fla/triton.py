@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5f1fad5970b45472
-# body: 6d06e48aad0cef4e
+# inputs: da64e68976b00b5e
+# body: d68e68155e64fa1f
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError(
         "gated_delta_output_fla: this file cannot run alone. Import its folder, or use `kgen render --single`",

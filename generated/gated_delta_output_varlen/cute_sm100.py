@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 26b60f95e521bfb8
-# body: 3de45800b793f95a
+# inputs: 6922ea15f83c2e45
+# body: bd10cb40afd08192
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -45,7 +45,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("gated_delta_output_varlen: this file cannot run alone. Import its folder")
 

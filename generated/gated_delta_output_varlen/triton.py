@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 42478637da94fedc
-# body: efe48a1a70441b51
+# inputs: 1fe6b0a607ca3d3f
+# body: b333666b2d900b2b
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -24,7 +24,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError(
         "gated_delta_output_varlen: this file cannot run alone. Import its folder, or use `kgen render --single`",

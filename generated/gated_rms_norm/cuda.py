@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b0a7252297ec056d
-# body: becd7b62be0d2dbe
+# inputs: e99bdf2158564cf6
+# body: d177b01e5470d731
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder")
 

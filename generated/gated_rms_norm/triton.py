@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 16bbada836a632fa
-# body: 20695d6c75f3d811
+# inputs: 9977b20c962731b3
+# body: 0750b29b11365f00
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

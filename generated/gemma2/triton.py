@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 77f67e91fcf24aa1
-# body: 682ee9b8acc26e77
+# inputs: 0080caff155e3479
+# body: d48c914ec0384e47
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("gemma2: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -53,8 +53,8 @@ LOG2E = tl.constexpr(math.log2(math.e))
 CAP = tl.constexpr(50.0)
 WINDOW = tl.constexpr(4096)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. A row with
-# TMA=True also requires tensors that TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
+# if the row has TMA=True, whose tensors TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=False)),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6991d88c8171c696
-# body: 97088341305e9ea9
+# inputs: 0fc51c5e2c56874e
+# body: d5cd0aca1f8f64db
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder")
 

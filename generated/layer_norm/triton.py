@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b7a0dbc02b1f14fb
-# body: cd88b9bc80e2e3c1
+# inputs: ff10c464508ea76d
+# body: 7e1a3321a204473c
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2c517069660e4cd1
-# body: 41abe762590a69e0
+# inputs: df3c76b5e064e2f4
+# body: b1d9dc50de7e5ad7
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder")
 

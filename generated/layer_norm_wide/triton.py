@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7c71a96e94595533
-# body: 35c5c63d509b6266
+# inputs: 253a73b4c9f30150
+# body: 59774b5ce0a9f2cf
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cbd7b55c01db20d0
-# body: c4fa885c35d27f0a
+# inputs: 45e8004be39e8094
+# body: 8f81dad643bbecfa
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -36,7 +36,7 @@ import functools
 import tempfile
 from array import array
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 

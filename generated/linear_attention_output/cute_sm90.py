@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3c1d87a303eb8d14
-# body: 7c7c59632d4ab39c
+# inputs: ac1370be82df8485
+# body: f6693cecc0c2901c
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -29,7 +29,7 @@ import functools
 import tempfile
 from array import array
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 

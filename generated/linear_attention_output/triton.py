@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fc443e3d5d984b65
-# body: ea051d5d43b1edfd
+# inputs: a8fa8c398018a73f
+# body: 50d520143fe6801c
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError(
         "linear_attention_output: this file cannot run alone. Import its folder, or use `kgen render --single`",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 15b36412530e73fb
-# body: 59a4e3fd14b5c0a7
+# inputs: 983bf97f0a71999b
+# body: 8d82ef328bd8f202
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("mla_prefill: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -50,8 +50,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. A row with
-# TMA=True also requires tensors that TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
+# if the row has TMA=True, whose tensors TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=False)),
     ((80,), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=False)),

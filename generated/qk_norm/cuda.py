@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 35bb9431309c875f
-# body: 2717f161ea46a252
+# inputs: 1b0ad796c0bbfb4e
+# body: f3a23e550c7163e5
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -25,7 +25,7 @@ import functools
 import math
 import os
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3e724c20c3761fe4
-# body: 518f679b8814270c
+# inputs: 1ed83e554f91bb03
+# body: 6bf33f3bfdce9423
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

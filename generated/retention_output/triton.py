@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 617094cf79d789f2
-# body: d90065eb417f419a
+# inputs: 3dd2c48bc8150f4f
+# body: b8ee8efa4f94c88c
 """The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("retention_output: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

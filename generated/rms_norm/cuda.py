@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7bfc9cb048bb3ec9
-# body: 1a5d382a5e24809e
+# inputs: d5205a5f8ccc7942
+# body: 45fed5c14fa66074
 """RMS norm over the last dimension.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("rms_norm: this file cannot run alone. Import its folder")
 

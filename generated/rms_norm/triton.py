@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9624d3528cf75639
-# body: d54d24e4bc755bd3
+# inputs: d43caf3306c43188
+# body: 99f9991ad256b449
 """RMS norm over the last dimension.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 54231946b0c61b9a
-# body: e5d448191f91be0b
+# inputs: cb448e6b3e2f6791
+# body: 04157da87450f11a
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder")
 

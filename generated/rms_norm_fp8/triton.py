@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0f0998cba58f8788
-# body: d4c7d6b363ff06df
+# inputs: 7cb397cba6ceaaa5
+# body: 613084a07e0a1254
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

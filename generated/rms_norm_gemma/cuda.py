@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6a4b37942f797b62
-# body: 89641748388fb047
+# inputs: 3640f9d624d7fb23
+# body: 8c2c270450d21420
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
+# Without this check, a script in this folder would import its triton.py as `triton`.
 if not __package__:
     raise ImportError("rms_norm_gemma: this file cannot run alone. Import its folder")
 

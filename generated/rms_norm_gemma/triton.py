@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cd376fd4909592a9
-# body: 7bf0ecaa4d327112
+# inputs: 60dfd27385cdd0ba
+# body: 64e3a205b6992e9a
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("rms_norm_gemma: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

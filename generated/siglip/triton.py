@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 65517ff84ab6af3f
-# body: 0cf7097f5ab39975
+# inputs: fd5bb896fe83dc69
+# body: c779753b9cf5cab5
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(scale * q @ k^T) @ v
@@ -21,7 +21,7 @@ import math
 import warnings
 from typing import Optional
 
-# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("siglip: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -49,8 +49,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. A row with
-# TMA=True also requires tensors that TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
+# if the row has TMA=True, whose tensors TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
     ((80,), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=False)),

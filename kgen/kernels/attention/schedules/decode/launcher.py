@@ -23,7 +23,7 @@ _LEAST_SPLITS = If(
         assign(
             "splits",
             text("max(splits, min(most, 2))"),
-            note="short sequences use fewer slots, so long ones can use more",
+            note="an average: long sequences take slots that short ones leave",
         ),
     ),
 )
