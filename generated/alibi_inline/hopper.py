@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 39d90927ae8d26d8
-# body: 8889374c97be38ef
+# body: dba1caa8d1f18838
 """Causal attention with ALiBi slopes computed from the head's index.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -511,7 +511,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 1b25db1089bf664e
-# body: 2e692b379a8960cb
+# body: 1c1c2af57c88fcbd
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -536,7 +536,7 @@ def _dq_hopper_gradient(
         ) != 0
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & allowed_at & (fixed.q_idx[:, None] >= kv_idx[None, :])
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

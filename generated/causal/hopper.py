@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: b8c5ab65b7157cda
-# body: 6a49609c9e6ec8e2
+# body: 6f2e266a75f8dc0b
 """Attention of every query to the keys up to its own position.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -491,7 +491,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e5cd2a161ba9c410
-# body: 49c4d85f129855d6
+# inputs: 7922e3f3bfc1ae5c
+# body: 1f0991630dbd0d6d
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -234,7 +234,9 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         p = tl.exp2(qk * qk_scale - lse[:, None] - lse_low[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v), input_precision="tf32x3")
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="tf32x3")
@@ -612,6 +614,7 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
 def causal_fp32_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "portable: REASON": the kernels for every chip, and why they run.
     """
     return {

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 32e78fd337dd5246
-# body: f5e43bcc789f551a
+# body: beaf25b1644b2611
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -542,7 +542,7 @@ def _dq_hopper_gradient(
                 | fixed.image_b_q_ne_0[:, None] & (fixed.image_b_q[:, None] == image_b_kv[None, :])
             ))
         )
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 481e68b567814135
-# body: 58ffa50376b29015
+# inputs: 277aa7a62c8fefbf
+# body: 4fad0964b4e3ed3c
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -582,6 +582,7 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
 def decode_gqa_kernels(q, k, v):
     """Return a dict of strings with the key "forward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run;
     "decode": the kernels for few queries, which may split the keys.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ea3091171099011f
-# body: 23d7683668451288
+# inputs: 0b0160c7aba14cdd
+# body: 6aab9ddf4ef7586f
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -460,6 +460,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
 def decode_paged_kernels(q, k, v):
     """Return a dict of strings with the key "forward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "decode": the kernels for few queries, which may split the keys.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c871c213fe0afc8
-# body: 5d5330884add1a14
+# inputs: 8492f4fcae49408a
+# body: b4607c9803beca59
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -607,6 +607,7 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
 def decode_sliding_window_kernels(q, k, v):
     """Return a dict of strings with the key "forward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run;
     "decode": the kernels for few queries, which may split the keys.

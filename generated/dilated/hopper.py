@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 82f6095b4f6b1c5b
-# body: 704371e58e4c0209
+# body: 36e21dbcb0c68568
 """Causal attention to every fourth position back from the query.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -506,7 +506,7 @@ def _dq_hopper_gradient(
             kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
             & (_floor_mod(fixed.q_idx[:, None] - kv_idx[None, :], DILATION) == 0)
         )
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

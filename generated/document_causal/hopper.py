@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: ac88f038ec443320
-# body: c9c14de3fd176d89
+# body: 3aea938c6c811df6
 """Causal self-attention within each document of a packed sequence.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -564,7 +564,7 @@ def _dq_hopper_gradient(
             kv_live[None, :] & (fixed.doc_q[:, None] == doc_kv[None, :])
             & (fixed.q_idx[:, None] >= kv_idx[None, :])
         )
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

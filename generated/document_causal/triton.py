@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9041c32351ddd02f
-# body: 6720a91503b4db94
+# inputs: 65f1cb70fd30828c
+# body: ad32bb5ff611551c
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -288,7 +288,9 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -735,6 +737,7 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
 def document_causal_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0080caff155e3479
-# body: d48c914ec0384e47
+# inputs: 0920dc40537f11cc
+# body: 3d87452a89bc8265
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -85,8 +85,8 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _tanh(x):
-    # 1 - 2 / (1 + e^2x) has no branch, and is exact for large |x|. The square of a reciprocal square root
-    # takes two instructions, a division eight. The absolute error is below 6e-7.
+    # 1 - 2 / (1 + e^2x) has no branch, and is exact for large |x|. The division is computed as the square
+    # of rsqrt: two instructions instead of eight. The absolute error is below 6e-7.
     root = tl.rsqrt(1.0 + tl.exp2(x * 2.8853900817779268))
     return 1.0 - 2.0 * root * root
 
@@ -277,7 +277,9 @@ def _dq_tiles(
         s = core
         p = tl.exp2(s * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dqk = ds * (1 - core * core)
@@ -709,6 +711,7 @@ def gemma2(q, k, v, *, scale=None, return_lse=False):
 def gemma2_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 33711e652038bf42
-# body: e7ac73cbbb569ba0
+# inputs: 914eb6d298a5d516
+# body: d385eb303ac1653e
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -259,7 +259,9 @@ def _dq_tiles(
         s = qk * qk_scale_h
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         d_temperature += tl.sum(ds * qk, 1)
@@ -708,6 +710,7 @@ def head_scale(q, k, v, *, temperature, scale=None, return_lse=False):
 def head_scale_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.
     """

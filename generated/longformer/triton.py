@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6c2a95995afb9118
-# body: 725a43385c8979da
+# inputs: 9c3b03ea07334c19
+# body: 77eddb779780449a
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -278,7 +278,9 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -686,6 +688,7 @@ def longformer(q, k, v, *, scale=None, return_lse=False):
 def longformer_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "portable: REASON": the kernels for every chip, and why they run.
     """
     return {

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 983bf97f0a71999b
-# body: 8d82ef328bd8f202
+# inputs: 005845aba73929f1
+# body: 048d345ab291f127
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -283,7 +283,9 @@ def _dq_tiles(
         qk = tl.dot(q_1, tl.trans(k_1), qk)
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq_0 = tl.dot(ds.to(k_0.dtype), k_0, dq_0)
@@ -739,6 +741,7 @@ def mla_prefill(q, k, v, *, scale=None, return_lse=False):
 def mla_prefill_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.
     """

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 3b8c4d7a2285e730
-# body: f05124aa78eb2bf8
+# body: d7aac3f36b3e6179
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -526,7 +526,7 @@ def _dq_hopper_gradient(
             kv_live[None, :] & (q_x_minus_kv_x <= RADIUS) & (q_x_minus_kv_x >= fixed.minus_radius)
             & (q_y_minus_kv_y <= RADIUS) & (q_y_minus_kv_y >= fixed.minus_radius)
         )
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

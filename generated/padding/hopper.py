@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 18a0a215f1470de5
-# body: 4676ded0d7f3bec7
+# body: 6a7e4c232f0dbfe8
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -511,7 +511,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = (kv_idx < fixed.SK) & (kv_idx < fixed.lens_b)
         mask = kv_live[None, :]
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

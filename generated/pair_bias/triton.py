@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bf0ddcbe7a8b259f
-# body: 849362bc2e2157d9
+# inputs: 7be559eb2f12927d
+# body: e6577bcd3a09ede5
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -279,7 +279,9 @@ def _dq_tiles(
         s = qk * qk_scale + LOG2E * bias_h_q_kv
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -801,6 +803,7 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
 def pair_bias_kernels(q, k, v, bias):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.
     """

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: a88f01f905fc3aae
-# body: 92642c96a5276e27
+# body: b3afcf879a0aa49b
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -495,7 +495,7 @@ def _dq_hopper_gradient(
         kv_lt_prefix = kv_idx < fixed.prefix
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (kv_lt_prefix[None, :] | (fixed.q_idx[:, None] >= kv_idx[None, :]))
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 834e6b57c2800e2a
-# body: 55c5a5e3d8ce272f
+# inputs: 9ad6bdef03658311
+# body: ab1a0d766546e25c
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -265,7 +265,9 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -692,6 +694,7 @@ def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
 def prefix_lm_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f954eea3bbaeaeae
-# body: 61036a9a4279f68b
+# inputs: d1e12596ef0f5ac3
+# body: 347dd97df97cff16
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -288,7 +288,9 @@ def _dq_tiles(
         s = qk * qk_scale + LOG2E * table_at
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -805,6 +807,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
 def relative_bias_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "portable: REASON": the kernels for every chip, and why they run.
     """
     return {

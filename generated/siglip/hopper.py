@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: bc6db7973235b038
-# body: 0a45d08d6961dc06
+# body: cca37822b5a132ee
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -477,7 +477,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :]
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fd5bb896fe83dc69
-# body: c779753b9cf5cab5
+# inputs: 05f73cc1ab94af24
+# body: 87159b2598a2b0bd
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(scale * q @ k^T) @ v
@@ -296,7 +296,9 @@ def _dq_tiles(
         qk = tl.dot(q_1, tl.trans(k_1), qk)
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do_0, tl.trans(v_0))
         dp = tl.dot(do_1, tl.trans(v_1), dp)
         ds = p * (dp - delta[:, None])
@@ -780,6 +782,7 @@ def siglip(q, k, v, *, scale=None, return_lse=False):
 def siglip_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.
     """

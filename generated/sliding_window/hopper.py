@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 1d13f09cf6963891
-# body: 4b037688c279a9eb
+# body: ed4e0e7adc87251a
 """Causal attention to the last 1024 positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -518,7 +518,7 @@ def _dq_hopper_gradient(
             kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
             & (fixed.q_idx[:, None] - kv_idx[None, :] < WINDOW)
         )
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds

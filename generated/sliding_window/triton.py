@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0c1c59def2fb01c2
-# body: fdc8b60ea29056ed
+# inputs: f3150df8cf9a1bba
+# body: 9e0076f3ae064ba6
 """Causal attention to the last 1024 positions.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -259,7 +259,9 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -682,6 +684,7 @@ def sliding_window(q, k, v, *, scale=None, return_lse=False):
 def sliding_window_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.
     """

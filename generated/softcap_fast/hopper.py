@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: b57adec38e4af97a
-# body: d0c0de9af0d346fb
+# body: 141397054312af7d
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -475,7 +475,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
-        p = gl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     factor = p * (1 - core * core)
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = factor * (dp - delta[:, None])

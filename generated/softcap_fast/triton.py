@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5148fc5fac1e733a
-# body: a323dc6841e769cc
+# inputs: ec689d33a1a92f54
+# body: be1bd0da18bc1312
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -275,7 +275,9 @@ def _dq_tiles(
         s = core
         p = tl.exp2(s * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # mask p, not qk: in rows without keys, qk - lse would be -inf + inf
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dqk = ds * (1 - core * core)
@@ -701,6 +703,7 @@ def softcap_fast(q, k, v, *, scale=None, return_lse=False):
 def softcap_fast_kernels(q, k, v):
     """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.
     """

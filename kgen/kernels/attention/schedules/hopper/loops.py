@@ -164,7 +164,7 @@ class ConsumedTile:
             return []
         if self.mask is not None:
             return [If(Name("MASKED"), (self.mask, assign("p", _ZERO_P)))]
-        why = "mask p, not qk: in rows without keys, qk - lse would be -inf + inf"
+        why = "mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN"
         zero = assign("p", _ZERO_P, why)
         return [If(Name("MASKED"), (*self.mask_lines, zero))]
 
