@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1b25db1089bf664e
-# body: 1c1c2af57c88fcbd
+# inputs: 1f3919e5d72eab1d
+# body: 05040b4a7e259f43
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -48,8 +48,8 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes the position of each tile in
-# shared memory, and loads the operands of the tile by TMA into rings of slots there. The two others, the consumers,
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It publishes the position of each tile
+# in shared memory. By TMA, it loads the operands of the tile into rings of slots there. The two others, the consumers,
 # compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
@@ -692,9 +692,9 @@ def _dkdv_hopper_producer(
             row = (b * problem.HQ + h) * gl.cdiv(problem.SK, BLOCK_SIZE) + kv_start // BLOCK_SIZE
             n_partial, n_full = gl.load(args.q_num_blocks_ptr + row), gl.load(args.full_q_num_blocks_ptr + row)
             n_tiles = gl.maximum(gl.cdiv((n_partial + n_full) * BLOCK_SIZE, BLOCK_M), 0)
-            # Mask at least one tile. Consumers have a loop over masked and one over other tiles, and ptxas 12.8
-            # initializes
-            # registers of both only in the first: without a turn of it, the second accesses illegal addresses.
+            # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes
+            # registers of
+            # both in the first: if it does not run, the second accesses illegal addresses.
             n_masked = n_tiles - gl.maximum(gl.cdiv(n_full * BLOCK_SIZE, BLOCK_M), 0)
             n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
             # TMA reads zeros for keys past SK. Their p = 2^(s - lse) can overflow to inf, and inf * 0 is NaN.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0920dc40537f11cc
-# body: 3d87452a89bc8265
+# inputs: ce1395cf395d649e
+# body: a4f60919a72e7fb9
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -53,8 +53,8 @@ LOG2E = tl.constexpr(math.log2(math.e))
 CAP = tl.constexpr(50.0)
 WINDOW = tl.constexpr(4096)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
-# if the row has TMA=True, whose tensors TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=False)),
@@ -483,7 +483,7 @@ _LIBRARY = _library("kgen_4193dd2071e5b7f8", "gemma2")
 
 
 def _descriptors(tile, *blocks):
-    """Return a list with a TMA descriptor, or None without TMA, for each block (tensor [B, H, S, D], rows, columns)."""
+    """Return TMA descriptors of blocks (tensor [B, H, S, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9c3b03ea07334c19
-# body: 77eddb779780449a
+# inputs: 59174e69471ef97f
+# body: 32fc246233961807
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -45,8 +45,8 @@ LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(256)
 GLOBAL_TOKENS = tl.constexpr(16)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
-# if the row has TMA=True, whose tensors TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -500,7 +500,7 @@ _LIBRARY = _library("kgen_34d0c71a14c1a973", "longformer")
 
 
 def _descriptors(tile, *blocks):
-    """Return a list with a TMA descriptor, or None without TMA, for each block (tensor [B, H, S, D], rows, columns)."""
+    """Return TMA descriptors of blocks (tensor [B, H, S, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3e36ef7a72918ff7
-# body: ae309dcf9738b8aa
+# inputs: 029a6bab5087c8aa
+# body: 0bced37539e0f415
 """Attention with a learned bias for each head and each pair of positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -47,8 +47,8 @@ PAIR = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes the position of each tile in
-# shared memory, and loads the operands of the tile by TMA into rings of slots there. The two others, the consumers,
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It publishes the position of each tile
+# in shared memory. By TMA, it loads the operands of the tile into rings of slots there. The two others, the consumers,
 # compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f3150df8cf9a1bba
-# body: 9e0076f3ae064ba6
+# inputs: 6158abcb4dbca21d
+# body: 240c3575e6d3bb18
 """Causal attention to the last 1024 positions.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -51,8 +51,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(1024)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device and,
-# if the row has TMA=True, whose tensors TMA can load.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -455,7 +455,7 @@ _LIBRARY = _library("kgen_6b13b67ff36078f6", "sliding_window")
 
 
 def _descriptors(tile, *blocks):
-    """Return a list with a TMA descriptor, or None without TMA, for each block (tensor [B, H, S, D], rows, columns)."""
+    """Return TMA descriptors of blocks (tensor [B, H, S, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
