@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -16,8 +16,8 @@ from kgen.cli.proofs import proven
 from kgen.cli.rendering import drift_line
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import verb
-from kgen.diagnostics import EXIT_WRONG, counted
-from kgen.family import known_adapters
+from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, counted, shown
+from kgen.family import known_adapters, packaged_adapters
 
 Kind = Enum("Kind", {name: name for name in known_adapters()}, type=str)  # type: ignore[misc]
 ADAPTERS = Path("adapters")
@@ -32,9 +32,20 @@ def adapt(
             "--for",
             help="Kind of adapter. transformers: for models of Hugging Face. "
             "context_parallel: to split each sequence over several GPUs. "
-            "hub: for the Hugging Face kernel hub. Repeatable.",
+            "hub: for the Hugging Face kernel hub. "
+            "torch: for PyTorch's flash attention. "
+            "flash_attn: functions of FlashAttention. Repeatable.",
         ),
     ] = ...,  # type: ignore[assignment]
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="Name of a torch or flash_attn package. With several SPECs, the default is "
+            "the family.",
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 1 if any file differs.")
     ] = False,
@@ -49,10 +60,11 @@ def adapt(
     from kgen.render import checking, project, writer
 
     kinds = [one.value for one in kind]
+    _require_name(name, kinds)
     if check:
-        adapted = checking.adapt_checked(specs or [], kinds, output)
+        adapted = checking.adapt_checked(specs or [], kinds, output, name)
     else:
-        adapted = project.adapt_all(project.find_specs(specs or []), kinds)
+        adapted = project.adapt_all(project.find_specs(specs or []), kinds, name)
         adapted = proven(adapted, None, output, prove=prove)
     outputs, started = project.together(adapted)
     fits = [line for one in adapted for line in one.fits]
@@ -75,3 +87,15 @@ def adapt(
         said = f"{counted(total, 'file')} rendered, {len(drift) - pruned} changed, {pruned} deleted"
     terminal.summary(said, form)
     return EXIT_WRONG if check and drift else 0
+
+
+def _require_name(name: str | None, kinds: list[str]) -> None:
+    """Raise `KgenError` if packages cannot have a name."""
+    allowed = packaged_adapters()
+    if name is not None and not {*kinds} <= {*allowed}:
+        message = "`--name` names packages that may have the kernels of several specs"
+        hint = f"leave it out, or use only `--for` {' and '.join(allowed)}"
+        raise KgenError(Diagnostic("usage", message, hint=hint))
+    if name is not None and not (name.isascii() and name.isidentifier()):
+        message = f"`--name` must be a name of Python, got {shown(name)}"
+        raise KgenError(Diagnostic("usage", message, hint="use letters, digits and `_`"))

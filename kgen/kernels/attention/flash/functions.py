@@ -1,0 +1,190 @@
+"""Calls of FlashAttention's functions, computed by the kernels of a package.
+
+A call that no kernels of the package compute raises `ValueError`, with a reason for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .covering import Call, Kernels, bounds, chosen, reasons, regular
+
+Results = tuple[Tensor, Tensor | None]
+"""The output, and the natural log-sum-exp of each row if the caller wants it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments that all functions of FlashAttention have."""
+
+    scale: float | None
+    causal: bool
+    window: Sequence[int]
+    softcap: float
+    with_lse: bool
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Package:
+    """The kernels of a package, and its name for messages."""
+
+    name: str
+    table: tuple[Kernels, ...]
+
+    def refuse(self, **arguments: Any) -> None:
+        """Raise ValueError for an argument that is set, because no kernels support it."""
+        for name, value in arguments.items():
+            if value is not None and not (isinstance(value, float | int) and value == 0):
+                got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise ValueError(f"{self.name}: no kernels support `{name}`, got {got}")
+
+    def dense(self, options: Options, q: Tensor, k: Tensor, v: Tensor) -> Results:
+        """Return out and lse of sequences of one length, [B, S, H, D]."""
+        self._check(4, q, k, v)
+        call = replace(_call("dense", options, q, k, v), queries=q.shape[1], keys=k.shape[1])
+        return self._turned(self._chosen(options, call), options, (q, k, v))
+
+    def packed(
+        self,
+        options: Options,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        offsets: tuple[Tensor, Tensor],
+        longest: tuple[int, int],
+    ) -> Results:
+        """Return out and lse of packed sequences, [T, H, D]."""
+        self._check(3, *tensors)
+        call = replace(
+            _call("packed", options, *tensors),
+            queries=longest[0],
+            keys=longest[1],
+            square=offsets[0].data_ptr() == offsets[1].data_ptr(),
+        )
+        kernels = self._chosen(options, call)
+        return self._run(kernels, options, (*tensors, *offsets))
+
+    def cached(
+        self,
+        options: Options,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        lengths: int | Tensor | None,
+        block_table: Tensor | None,
+        new: tuple[Tensor | None, Tensor | None],
+    ) -> Results:
+        """Return out and lse of queries [B, S, H, D] and a cache, after `new` keys are appended."""
+        q, k_cache, v_cache = tensors
+        self._check(4, *tensors)
+        size = k_cache.shape[1]
+        keys = size if block_table is None else size * block_table.shape[1]
+        layout = "cache" if block_table is None else "pages"
+        page = None if block_table is None else size
+        call = _call(layout, options, *tensors)
+        call = replace(call, queries=q.shape[1], keys=keys, page=page)
+        lengths = self._appended(tensors, lengths, block_table, new)
+        if block_table is None and not isinstance(lengths, Tensor):
+            whole = replace(call, layout="dense", keys=size if lengths is None else lengths)
+            if found := chosen(self.table, whole):
+                k, v = (x[:, : whole.keys] for x in (k_cache, v_cache))
+                return self._turned(found, options, (q, k, v))
+        kernels = self._chosen(options, call)
+        if not isinstance(lengths, Tensor):
+            n = keys if lengths is None else lengths
+            lengths = torch.full((len(q),), n, dtype=torch.int32, device=q.device)
+        if block_table is None:
+            return self._turned(kernels, options, tensors, kv_lens=lengths)
+        pages = {"kv_lens": lengths, "block_table": block_table}
+        out, lse = self._run(kernels, options, (q.transpose(1, 2), k_cache, v_cache), **pages)
+        return out.transpose(1, 2), lse
+
+    # --- parts ------------------------
+
+    def _check(self, axes: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Raise ValueError for tensors that no kernels support."""
+        if not (q.dim() == k.dim() == v.dim() == axes):
+            got = ", ".join(str(list(x.shape)) for x in (q, k, v))
+            raise ValueError(f"{self.name}: q, k and v must have {axes} dimensions, got {got}")
+        if not regular(q, k, v):
+            raise ValueError(
+                f"{self.name}: q, k and v must be dense tensors on one device, "
+                "and their last stride must be at most 2**24"
+            )
+
+    def _chosen(self, options: Options, call: Call) -> Kernels:
+        """Return the kernels for a call, or raise ValueError."""
+        if found := chosen(self.table, call):
+            return found
+        raise ValueError(
+            f"{self.name}: no kernels support causal={options.causal}, "
+            f"window_size={tuple(options.window)}, softcap={options.softcap} for {call.heads} "
+            f"query heads, {call.kv_heads} key heads, heads of {call.head[0]} and {call.dtype}:"
+            f"{reasons(self.table, call)}"
+        )
+
+    def _run(
+        self, kernels: Kernels, options: Options, tensors: tuple[Tensor, ...], **more: Tensor
+    ) -> Results:
+        """Call the function of the kernels."""
+        # Dense kernels may add dq by atomics, unless PyTorch requires deterministic algorithms.
+        free = kernels.layout == "dense" and not torch.are_deterministic_algorithms_enabled()
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if options.deterministic and free and learns:
+            raise ValueError(
+                f"{self.name}: `deterministic=True` needs torch.use_deterministic_algorithms(True)"
+            )
+        function = getattr(kernels.loaded(__package__ or ""), kernels.name)
+        if options.with_lse:
+            out, lse = function(*tensors, scale=options.scale, return_lse=True, **more)
+            return out, lse
+        return function(*tensors, scale=options.scale, **more), None
+
+    def _turned(
+        self,
+        kernels: Kernels,
+        options: Options,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        **more: Tensor,
+    ) -> Results:
+        """Call the function of the kernels with [B, S, H, D] tensors. Nothing is copied."""
+        turned = tuple(x.transpose(1, 2) for x in tensors)
+        out, lse = self._run(kernels, options, turned, **more)
+        return out.transpose(1, 2), lse
+
+    def _appended(
+        self,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        lengths: int | Tensor | None,
+        block_table: Tensor | None,
+        new: tuple[Tensor | None, Tensor | None],
+    ) -> int | Tensor | None:
+        """Write new keys and values into the cache. Return the lengths with them."""
+        k, v = new
+        if k is None and v is None:
+            return lengths
+        if k is None or v is None or lengths is None:
+            raise ValueError(f"{self.name}: pass `k`, `v` and `cache_seqlens` together")
+        _, k_cache, v_cache = tensors
+        n = torch.arange(k.shape[1], device=k.device)
+        at = lengths + n.expand(len(k), -1) if isinstance(lengths, int) else lengths[:, None] + n
+        rows: Tensor = torch.arange(len(k), device=k.device)[:, None]
+        if block_table is not None:
+            size = k_cache.shape[1]
+            rows, at = block_table.gather(1, (at // size).long()).long(), at % size
+        k_cache[rows, at] = k
+        v_cache[rows, at] = v
+        total: int | Tensor = lengths + k.shape[1]
+        return total
+
+
+def _call(layout: str, options: Options, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """Return the description of a call, without its lengths."""
+    before, after = options.window
+    left, right = bounds(before, after, options.causal)
+    head = (q.shape[-1], v.shape[-1])
+    return Call(
+        layout, q.dtype, head, q.shape[-2], k.shape[-2], 0, 0, left, right, False, options.softcap
+    )
