@@ -29,7 +29,7 @@ class Adapter:
     fits: tuple[str, ...] = ()
     """The callers that can use the kernels: a line for each adapter that names some."""
     paths: Mapping[str, Path] = field(default_factory=dict)
-    """The spec of each folder that is not of the first spec."""
+    """The specs of folders, if the adapter has several specs."""
 
 
 def listed(variants: Sequence[Loaded]) -> tuple[str, ...]:

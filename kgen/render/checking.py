@@ -33,7 +33,7 @@ def render_checked(
     more = project.render_all(others, output, targets=targets, single=single) if others else []
     return [
         *rendered,
-        *(one for one in more if single or any(_is_there(o, output) for o in one.outputs)),
+        *(one for one in more if single or _is_in(one, output)),
     ]
 
 
@@ -52,7 +52,13 @@ def adapt_checked(
     if given:
         found = project.adapt_all(meant, kinds, name)
     else:
-        found = [one for path in meant for kind in kinds for one in _adapted(path, kind)]
+        found = [
+            one
+            for path in meant
+            for kind in kinds
+            for one in _adapted(path, kind)
+            if len(meant) == 1 or kind not in packaged_adapters() or _is_in(one, output)
+        ]
         found += _packages_in(output)
     for path in () if named else [*meant, *others]:
         left = [kind for kind in _kinds(path) if path not in meant or kind not in kinds]
@@ -121,7 +127,7 @@ def _adapted(path: Path, kind: str) -> Iterator[Rendered]:
         made = adapted(variants, [kind])
     except KgenError:
         return
-    yield project.as_rendered(variants, made)
+    yield _silent(project.as_rendered(variants, made))
 
 
 def _packages_in(output: Path) -> Iterator[Rendered]:
@@ -135,9 +141,20 @@ def _packages_in(output: Path) -> Iterator[Rendered]:
         recorded = (x.spec_path(at) for at, x in there.items() if x and folder in (at, *at.parents))
         specs = list(dict.fromkeys(_shown(path) for path in recorded if path.is_file()))
         if len(specs) > 1:
-            yield from project.adapt_all(specs, [kind], folder.name.removesuffix(f"_{kind}"))
+            made = project.adapt_all(specs, [kind], folder.name.removesuffix(f"_{kind}"))
+            yield from map(_silent, made)
+
+
+def _silent(one: Rendered) -> Rendered:
+    """Return an adapter without lines about its callers and without files of the user."""
+    return replace(one, started={}, specs=(), fits=())
+
+
+def _is_in(one: Rendered, output: Path) -> bool:
+    """True if a folder of an adapter exists."""
+    return any(_is_there(o, output) for o in one.outputs)
 
 
 def _only_there(one: Rendered, output: Path) -> Rendered:
     """Return an adapter without its outputs, unless one of its folders exists."""
-    return one if any(_is_there(o, output) for o in one.outputs) else replace(one, outputs=())
+    return one if _is_in(one, output) else replace(one, outputs=())

@@ -119,7 +119,7 @@ def _package(kind: Kind, specs: Sequence[Sequence[Loaded]], name: str) -> Adapte
     for file in kind.files:
         shipped = Verbatim((SHIPPED / f"{file}.py").read_text(encoding="utf-8"))
         made[package][f"{file}.py"] = render_source(loaded, Source(f"{file}.py", shipped))
-    paths: dict[str, Path] = {}
+    paths: dict[str, Path] = {package: specs[0][0].path}
     for variants in specs:
         for folder, files in render_variants(variants).items():
             made[f"{package}/{folder}"] = dict(files)

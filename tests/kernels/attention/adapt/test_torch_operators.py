@@ -1,4 +1,4 @@
-"""PyTorch's flash operators with emitted kernels: results, gradients, and calls that stay PyTorch's.
+"""PyTorch's flash operators with emitted kernels: results, gradients, and PyTorch's own calls.
 
 PyTorch has these operators only for GPUs. So the tests define them for the CPU first, as a
 recorder, and register the kernels for the CPU too. `scaled_dot_product_attention` itself chooses
@@ -15,12 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.interpreters.own_process import interpreted
-from torch import Tensor
-from torch.nn import attention
-
-from kgen.kernels.attention.adapt.flash import torch_package
-from kernels.attention.adapt.windows import (
+from exact_windows import (
     apart,
     gradients,
     imported,
@@ -31,6 +26,11 @@ from kernels.attention.adapt.windows import (
     spec,
     written,
 )
+from support.interpreters.own_process import interpreted
+from torch import Tensor
+from torch.nn import attention
+
+from kgen.kernels.attention.adapt.flash import torch_package
 
 WINDOW = "mask_mod: q_idx + SK - SQ >= kv_idx and q_idx + SK - SQ - kv_idx < 6"
 SPECS = (

@@ -25,7 +25,7 @@ def loaded(*texts: str) -> list[list[Loaded]]:
 
 def written(made: Adapter, folder: Path) -> None:
     for inner, files in made.folders.items():
-        (folder / inner).mkdir(parents=True)
+        (folder / inner).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / inner / name).write_text(content)
 
