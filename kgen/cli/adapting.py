@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -18,6 +19,9 @@ from kgen.cli.terminal import Format
 from kgen.cli.verbs import verb
 from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, counted, shown
 from kgen.family import known_adapters, packaged_adapters
+
+if TYPE_CHECKING:
+    from kgen.render.writer import Change
 
 Kind = Enum("Kind", {name: name for name in known_adapters()}, type=str)  # type: ignore[misc]
 ADAPTERS = Path("adapters")
@@ -72,14 +76,7 @@ def adapt(
     if not check:
         writer.apply(changes, force=force)
     drift = writer.drift(changes)
-    if form is Format.JSON:
-        rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
-        terminal.data({"changes": rows, "fits": fits})
-    else:
-        for change in drift:
-            terminal.line(drift_line(change, dry=check), sys.stderr if check else sys.stdout)
-        for line in fits:
-            terminal.line(line, sys.stderr if check else sys.stdout)
+    _show(drift, fits, form, check=check)
     states = Counter(change.state for change in drift)
     total, pruned, edited = writer.wanted(changes), states["pruned"], states["edited"]
     said = f"{counted(total, 'file')} checked, {len(drift) - edited} differ, {edited} edited"
@@ -87,6 +84,17 @@ def adapt(
         said = f"{counted(total, 'file')} rendered, {len(drift) - pruned} changed, {pruned} deleted"
     terminal.summary(said, form)
     return EXIT_WRONG if check and drift else 0
+
+
+def _show(drift: Sequence[Change], fits: Sequence[str], form: Format, *, check: bool) -> None:
+    """Print the changes, and the callers that can use the kernels."""
+    if form is Format.JSON:
+        rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
+        terminal.data({"changes": rows, "fits": fits})
+        return
+    stream = sys.stderr if check else sys.stdout
+    for line in (*(drift_line(change, dry=check) for change in drift), *fits):
+        terminal.line(line, stream)
 
 
 def _require_name(name: str | None, kinds: list[str]) -> None:

@@ -17,18 +17,17 @@ from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
 
 SHIPPED = Path(__file__).parents[1] / "flash"
 
 
 @dataclass(frozen=True)
 class Package(Template):
-    """Values for `__init__.py` of a package."""
+    """Values for `__init__.py` of a package with FlashAttention's functions."""
 
-    template: ClassVar[str] = "attention/adapters/torch.j2"
+    template: ClassVar[str] = "attention/adapters/flash_attn.j2"
 
-    name: str
     package: str
     opening: str
     lines: list[str]
@@ -38,27 +37,28 @@ class Package(Template):
 
 
 @dataclass(frozen=True)
-class FunctionsPackage(Package):
-    """The same for FlashAttention's functions."""
+class RegisteredPackage(Package):
+    """The same for PyTorch's registry."""
 
-    template: ClassVar[str] = "attention/adapters/flash_attn.j2"
+    template: ClassVar[str] = "attention/adapters/torch.j2"
+
+    name: str
+    """The name in the registry."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of package: the callers of its kernels, its runtime files, and its template."""
+    """A kind of package: the callers of its kernels, and its runtime files.
+
+    `names` are names of `__init__.py`, which specs cannot have. With `everything`, the callers
+    support capped scores, caches and all dtypes.
+    """
 
     word: str
     callers: str
     files: tuple[str, ...]
-    template: type[Package]
     names: frozenset[str]
-    """Names of `__init__.py`, which specs cannot have."""
-
-    @property
-    def functions(self) -> bool:
-        """True if the package has FlashAttention's functions."""
-        return self.template is FunctionsPackage
+    everything: bool
 
 
 SHARED = ("covering",)
@@ -66,15 +66,15 @@ TORCH = Kind(
     "torch",
     "PyTorch's flash operators",
     (*SHARED, "asked", "operators"),
-    Package,
     frozenset({"register", "unregister", "explain"}),
+    everything=False,
 )
 FLASH_ATTN = Kind(
     "flash_attn",
     "FlashAttention's functions",
     (*SHARED, "functions"),
-    FunctionsPackage,
     frozenset({"flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"}),
+    everything=True,
 )
 
 
@@ -114,7 +114,9 @@ def _package(kind: Kind, specs: Sequence[Sequence[Loaded]], name: str) -> Adapte
     # checks.
     rows = sorted(found, key=lambda one: not one.promises)
     lines = list(dict.fromkeys(f"{one.spec.name}: {one.words}" for one in found))
-    text = kind.template(name, package, _opening(specs), lines, [_row(one) for one in rows])
+    text = Package(package, _opening(specs), lines, [_row(one) for one in rows])
+    if kind is TORCH:
+        text = filled(RegisteredPackage, text, name=name)
     made = {package: {"__init__.py": render_source(loaded, Source("__init__.py", text))}}
     for file in kind.files:
         shipped = Verbatim((SHIPPED / f"{file}.py").read_text(encoding="utf-8"))
@@ -144,10 +146,10 @@ def _all_covered(kind: Kind, loaded: Iterable[Loaded]) -> list[Covered]:
     wrong: list[Diagnostic] = []
     for one in loaded:
         try:
-            found.append(covered(one, kind.callers, everything=kind.functions))
+            found.append(covered(one, kind.callers, everything=kind.everything))
         except KgenError as error:
             wrong += error.diagnostics
-        wrong += () if kind.functions else _other_tensors(kind, one)
+        wrong += () if kind.everything else _other_tensors(kind, one)
     if wrong:
         raise KgenError(dict.fromkeys(wrong))
     return found

@@ -15,7 +15,7 @@ from torch import Tensor
 from .covering import Call, Kernels, bounds, chosen, reasons, regular
 
 Results = tuple[Tensor, Tensor | None]
-"""The output, and the natural log-sum-exp of each row if the caller wants it."""
+"""The output, and the natural log-sum-exp of each row, or None."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Registration:
         self.name, self.package, self.table, self.key = name, package, tuple(table), key
 
     def register(self, *, activate: bool = True) -> None:
-        """Register the kernels with PyTorch, and use them from now on.
+        """Register the kernels with PyTorch, and activate them.
 
         activate: False to register only. torch.nn.attention.activate_flash_attention_impl activates
         them then.

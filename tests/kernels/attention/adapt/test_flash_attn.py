@@ -206,7 +206,7 @@ def _cached(
     cache_seqlens: Any = None,
     **given: Any,
 ) -> float:
-    """Return the difference of a call from the reference, for each sequence by itself."""
+    """Return the difference of a call from the reference, sequence by sequence."""
     torch.manual_seed(0)
     q = torch.randn(2, queries, heads, 16, requires_grad=True).half()
     cache = [torch.randn(2, 48, 2, 16).half() for _ in range(2)]
