@@ -2,7 +2,7 @@
 
 PyTorch has these operators only for GPUs. So the tests define them for the CPU first, as a
 recorder, and register the kernels for the CPU too. `scaled_dot_product_attention` itself chooses
-them only on a GPU: `tests/on_gpu/flash.py` runs it there.
+them only on a GPU: `tests/on_gpu/sdpa.py` runs it there.
 """
 
 from __future__ import annotations
