@@ -5,6 +5,7 @@ PyTorch's own kernels compute every other call.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Sequence
@@ -36,17 +37,16 @@ NEEDED = (
 class Registration:
     """The entry of a package in PyTorch's registry of flash attention."""
 
-    def __init__(
-        self, name: str, package: str, table: Sequence[Kernels], key: str = "CUDA"
-    ) -> None:
-        self.name, self.package, self.table, self.key = name, package, tuple(table), key
+    def __init__(self, name: str, package: str, table: Sequence[Kernels]) -> None:
+        self.name, self.package, self.table = name, package, tuple(table)
 
-    def register(self, *, activate: bool = True) -> None:
+    def register(self, *, activate: bool = True, device: str = "cuda") -> None:
         """Register the kernels with PyTorch, and activate them.
 
         activate: False to register only. torch.nn.attention.activate_flash_attention_impl activates
         them then.
-        Raises RuntimeError if torch has no such registry.
+        device: "cpu" for Triton's interpreter. Only varlen_attn calls the kernels there.
+        Raises RuntimeError if torch has no such registry or no CUDA.
         """
         absent = [name for name in NEEDED if not hasattr(attention, name)]
         if absent:
@@ -54,8 +54,11 @@ class Registration:
                 f"{self.package} needs torch 2.11 or newer, got {torch.__version__}: "
                 f"torch.nn.attention has no {absent[0]}"
             )
+        if device == "cuda" and not torch.backends.cuda.is_built():
+            raise RuntimeError(f"{self.package}: torch {torch.__version__} has no CUDA")
+        key = device.upper()
         attention.register_flash_attention_impl(
-            self.name, register_fn=lambda: Operators(self.package, self.table, self.key)
+            self.name, register_fn=lambda: Operators(self.package, self.table, key)
         )
         if activate:
             attention.activate_flash_attention_impl(self.name)
@@ -87,7 +90,7 @@ class Operators:
 
     def __init__(self, package: str, table: Sequence[Kernels], key: str) -> None:
         self._package, self._table = package, table
-        self._theirs = {name: torch.library.get_kernel(f"aten::{name}", key) for name in ARGUMENTS}
+        self._theirs = {name: _theirs(name, key) for name in ARGUMENTS}
         self._library: Any = torch.library.Library("aten", "IMPL", key)
         self._orders: tuple[list[int], list[int]] | None = None
         with warnings.catch_warnings():
@@ -139,11 +142,11 @@ class Operators:
             call = asked.call() if asked else None
             found = chosen(self._table, call) if call else None
             if given is None or asked is None or found is None:
-                return theirs.call_boxed(keys, *args, **options)
+                return theirs(keys, *args, **options)
             if isinstance(given, Sdpa | Flash):
                 return self._forward(found, given, asked)
             if not found.backward:
-                return theirs.call_boxed(keys, *args, **options)
+                return theirs(keys, *args, **options)
             return self._backward(found, given, asked)
 
         return operator
@@ -169,6 +172,18 @@ class Operators:
         lse = given.logsumexp * (1 / math.log(2))
         gradients = module._backward_op(do, None, out, lse, q, k, v, *asked.offsets, asked.scale)
         return asked.turned(*gradients)
+
+
+def _theirs(name: str, key: str) -> Any:
+    """Return PyTorch's kernel for an operator."""
+    try:
+        return torch.library.get_kernel(f"aten::{name}", key).call_boxed
+    except RuntimeError:  # PyTorch has none for this device
+        return functools.partial(_none, name, key)
+
+
+def _none(name: str, key: str, *args: Any, **options: Any) -> None:
+    raise RuntimeError(f"no kernels compute this call of {name}, and PyTorch has none for {key}")
 
 
 def _unused(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:

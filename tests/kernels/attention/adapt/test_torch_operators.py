@@ -81,8 +81,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def registered(folder: Path) -> tuple[ModuleType, PyTorch]:
     theirs, own = PyTorch(), imported(folder, "own_torch")
-    own._REGISTRATION.key = "CPU"
-    own.register()
+    own.register(device="cpu")
     return own, theirs
 
 
@@ -273,10 +272,9 @@ def test_registration_can_be_undone(package: Path) -> None:
 
 def _undone(folder: Path) -> None:
     theirs, own = PyTorch(), imported(folder, "own_torch")
-    own._REGISTRATION.key = "CPU"
     q = tokens(9)
     own.unregister()
-    own.register(activate=False)
+    own.register(activate=False, device="cpu")
     assert attention.current_flash_attention_impl() is None
     sdpa(q, q, q, 0.0, True)
     assert len(theirs.calls) == 1
@@ -284,7 +282,7 @@ def _undone(folder: Path) -> None:
     assert attention.current_flash_attention_impl() == "own"
     sdpa(q, q, q, 0.0, True)
     assert len(theirs.calls) == 1
-    own.register()
+    own.register(device="cpu")
     own.unregister()
     assert attention.current_flash_attention_impl() is None
     sdpa(q, q, q, 0.0, True)
@@ -348,3 +346,19 @@ def _old(folder: Path) -> None:
     ):
         own.register()
     own.unregister()
+
+
+def test_a_torch_without_cuda_is_refused(package: Path) -> None:
+    if torch.backends.cuda.is_built():
+        pytest.skip("this torch has CUDA")
+    interpreted(_without_cuda, package)
+
+
+def _without_cuda(folder: Path) -> None:
+    own = imported(folder, "own_torch")
+    with pytest.raises(RuntimeError, match=r"own_torch: torch 2\..* has no CUDA"):
+        own.register()
+    assert attention.current_flash_attention_impl() is None
+    own.register(device="cpu")
+    with pytest.raises(RuntimeError, match="no kernels compute this call of _flash_attention_for"):
+        flash(torch.randn(1, 9, 2, 16).half(), 0.1, True, False)
