@@ -95,7 +95,7 @@ def check(function: Callable[[Context], str | None]) -> Callable[[Context], str 
 def tensors(
     heads: int = 4, kv_heads: int = 4, queries: int = 777, keys: int = 777, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v [B, H, S, D] with the memory order [B, S, H, D], as models have them."""
+    """Return q, k and v [B, H, S, D] with the memory order of models: [B, S, H, D]."""
     torch.manual_seed(0)
     dtype, dim = options.get("dtype", torch.bfloat16), options.get("dim", 128)
     sizes = ((queries, heads), (keys, kv_heads), (keys, kv_heads))

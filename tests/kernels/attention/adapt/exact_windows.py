@@ -1,8 +1,14 @@
-"""Attention in the arguments of FlashAttention, in float64."""
+"""Attention in the arguments of FlashAttention, in float64, and the examples of its page."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import os
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +19,32 @@ from torch import Tensor
 
 from kgen.render.adapters import Adapter
 from kgen.spec.load import Loaded, loads_variants
+
+PAGE = Path(__file__).parents[4] / "docs" / "adapters.md"
+
+
+def run_example(section: str, folder: Path) -> None:
+    """Run the first command and the script of a section of the page, in an empty folder."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2]
+    command, script = (
+        re.search(r"`kgen (.*?)`", text),
+        re.search(r"```python\n(.*?)```", text, re.DOTALL),
+    )
+    assert command is not None
+    assert script is not None
+    (folder / "example.py").write_text(script[1])
+    adapt = ["-m", "kgen", *shlex.split(command[1]), "--no-prove"]
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    for arguments in (adapt, ["example.py"]):
+        run = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert run.returncode == 0, run.stderr
 
 
 def spec(name: str, mods: str = "", dtype: str = "fp16") -> str:
@@ -32,9 +64,6 @@ def written(made: Adapter, folder: Path) -> None:
 
 def imported(folder: Path, name: str) -> ModuleType:
     """Import a package, so that its kernels run in this process."""
-    import importlib
-    import sys
-
     from kgen.verify import interpreter
 
     torch.set_num_threads(1)

@@ -19,6 +19,7 @@ from exact_windows import (
     offsets,
     packed_reference,
     reference,
+    run_example,
     spec,
     written,
 )
@@ -341,3 +342,7 @@ def test_each_argument_of_flash_attn_has_its_place(package: Path) -> None:
 def _arguments(folder: Path) -> dict[str, str]:
     own = imported(folder, "own_flash_attn")
     return {name: " ".join(inspect.signature(getattr(own, name)).parameters) for name in ARGUMENTS}
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    run_example("FlashAttention's functions", tmp_path)

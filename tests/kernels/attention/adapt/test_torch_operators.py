@@ -23,6 +23,7 @@ from exact_windows import (
     offsets,
     packed_reference,
     reference,
+    run_example,
     spec,
     written,
 )
@@ -362,3 +363,7 @@ def _without_cuda(folder: Path) -> None:
     own.register(device="cpu")
     with pytest.raises(RuntimeError, match="no kernels compute this call of _flash_attention_for"):
         flash(torch.randn(1, 9, 2, 16).half(), 0.1, True, False)
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    run_example("PyTorch's attention", tmp_path)
