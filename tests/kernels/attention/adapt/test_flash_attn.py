@@ -344,5 +344,6 @@ def _arguments(folder: Path) -> dict[str, str]:
     return {name: " ".join(inspect.signature(getattr(own, name)).parameters) for name in ARGUMENTS}
 
 
+@pytest.mark.thorough
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     run_example("FlashAttention's functions", tmp_path)

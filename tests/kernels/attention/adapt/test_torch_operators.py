@@ -365,5 +365,6 @@ def _without_cuda(folder: Path) -> None:
         flash(torch.randn(1, 9, 2, 16).half(), 0.1, True, False)
 
 
+@pytest.mark.thorough
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     run_example("PyTorch's attention", tmp_path)
