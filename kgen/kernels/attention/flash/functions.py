@@ -76,28 +76,20 @@ class Package:
         block_table: Tensor | None,
         new: tuple[Tensor | None, Tensor | None],
     ) -> Results:
-        """Return out and lse of queries [B, S, H, D] and a cache, after `new` keys are appended."""
-        q, k_cache, v_cache = tensors
+        """Return out and lse of queries [B, S, H, D] and a cache, after `new` keys are written."""
         self._check(4, *tensors)
-        size = k_cache.shape[1]
-        keys = size if block_table is None else size * block_table.shape[1]
-        layout = "cache" if block_table is None else "pages"
-        page = None if block_table is None else size
-        call = _call(layout, options, *tensors)
-        call = replace(call, queries=q.shape[1], keys=keys, page=page)
-        lengths = self._appended(tensors, lengths, block_table, new)
-        if block_table is None and not isinstance(lengths, Tensor):
-            whole = replace(call, layout="dense", keys=size if lengths is None else lengths)
-            if found := chosen(self.table, whole):
-                k, v = (x[:, : whole.keys] for x in (k_cache, v_cache))
-                return self._turned(found, options, (q, k, v))
-        kernels = self._chosen(options, call)
-        if not isinstance(lengths, Tensor):
-            n = keys if lengths is None else lengths
-            lengths = torch.full((len(q),), n, dtype=torch.int32, device=q.device)
+        q, k_cache, v_cache = tensors
+        total = self._with_new(lengths, new)
+        kernels, keys = self._for_cache(options, tensors, total, block_table)
+        _write(k_cache, new[0], lengths, block_table)
+        _write(v_cache, new[1], lengths, block_table)
+        if kernels.layout == "dense":
+            return self._turned(kernels, options, (q, k_cache[:, :keys], v_cache[:, :keys]))
+        if not isinstance(total, Tensor):
+            total = torch.full((len(q),), keys, dtype=torch.int32, device=q.device)
         if block_table is None:
-            return self._turned(kernels, options, tensors, kv_lens=lengths)
-        pages = {"kv_lens": lengths, "block_table": block_table}
+            return self._turned(kernels, options, tensors, kv_lens=total)
+        pages = {"kv_lens": total, "block_table": block_table}
         out, lse = self._run(kernels, options, (q.transpose(1, 2), k_cache, v_cache), **pages)
         return out.transpose(1, 2), lse
 
@@ -154,30 +146,52 @@ class Package:
         out, lse = self._run(kernels, options, turned, **more)
         return out.transpose(1, 2), lse
 
-    def _appended(
-        self,
-        tensors: tuple[Tensor, Tensor, Tensor],
-        lengths: int | Tensor | None,
-        block_table: Tensor | None,
-        new: tuple[Tensor | None, Tensor | None],
+    def _with_new(
+        self, lengths: int | Tensor | None, new: tuple[Tensor | None, Tensor | None]
     ) -> int | Tensor | None:
-        """Write new keys and values into the cache. Return the lengths with them."""
+        """Return the numbers of keys with the new ones."""
         k, v = new
         if k is None and v is None:
             return lengths
         if k is None or v is None or lengths is None:
             raise ValueError(f"{self.name}: pass `k`, `v` and `cache_seqlens` together")
-        _, k_cache, v_cache = tensors
-        n = torch.arange(k.shape[1], device=k.device)
-        at = lengths + n.expand(len(k), -1) if isinstance(lengths, int) else lengths[:, None] + n
-        rows: Tensor = torch.arange(len(k), device=k.device)[:, None]
-        if block_table is not None:
-            size = k_cache.shape[1]
-            rows, at = block_table.gather(1, (at // size).long()).long(), at % size
-        k_cache[rows, at] = k
-        v_cache[rows, at] = v
-        total: int | Tensor = lengths + k.shape[1]
-        return total
+        return lengths + k.shape[1]
+
+    def _for_cache(
+        self,
+        options: Options,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        total: int | Tensor | None,
+        block_table: Tensor | None,
+    ) -> tuple[Kernels, int]:
+        """Return the kernels for a cache, and the largest number of keys."""
+        q, k_cache, _ = tensors
+        size = k_cache.shape[1]
+        if block_table is None:
+            call = replace(_call("cache", options, *tensors), queries=q.shape[1], keys=size)
+        else:
+            call = replace(_call("pages", options, *tensors), page=size)
+            call = replace(call, queries=q.shape[1], keys=size * block_table.shape[1])
+        keys = total if isinstance(total, int) else call.keys
+        whole = None
+        if block_table is None and not isinstance(total, Tensor):  # all sequences have one length
+            whole = chosen(self.table, replace(call, layout="dense", keys=keys))
+        return whole or self._chosen(options, call), keys
+
+
+def _write(
+    cache: Tensor, new: Tensor | None, lengths: int | Tensor | None, block_table: Tensor | None
+) -> None:
+    """Write new keys or values behind those in a cache."""
+    if new is None or lengths is None:
+        return
+    after = torch.arange(new.shape[1], device=new.device)
+    rows: Tensor = torch.arange(len(new), device=new.device)[:, None]
+    at = (lengths if isinstance(lengths, int) else lengths[:, None]) + after.expand(len(new), -1)
+    if block_table is not None:
+        size = cache.shape[1]
+        rows, at = block_table.gather(1, (at // size).long()).long(), at % size
+    cache[rows, at] = new
 
 
 def _call(layout: str, options: Options, q: Tensor, k: Tensor, v: Tensor) -> Call:

@@ -316,6 +316,12 @@ def test_other_arguments_are_refused(package: Path) -> None:
 
 def _refusals(folder: Path) -> int:
     own = imported(folder, "own_flash_attn")
+    k_cache, k = torch.zeros(2, 48, 2, 16).half(), torch.ones(2, 1, 2, 16).half()
+    with pytest.raises(ValueError, match="no kernels support causal=True, window_size"):
+        own.flash_attn_with_kvcache(
+            k, k_cache, k_cache, k, k, cache_seqlens=ONES, window_size=(2, 0), causal=True
+        )
+    assert not k_cache.any(), "a refused call writes nothing"
     for call, said in REFUSED.values():
         with pytest.raises(ValueError, match=f"^own_flash_attn: (?s:.*){said}"):
             call(own)
