@@ -103,8 +103,8 @@ class Sdpa:
 
 
 @dataclass(frozen=True)
-class SdpaBackward:
-    """The arguments of `_scaled_dot_product_flash_attention_backward`."""
+class Backward:
+    """The arguments that both backward operators begin with."""
 
     grad_out: Tensor
     query: Tensor
@@ -118,13 +118,24 @@ class SdpaBackward:
     max_k: int
     dropout_p: float
     is_causal: bool
+
+    @property
+    def plain(self) -> bool:
+        """True if the call asks for nothing more than gradients of attention."""
+        return not self.dropout_p and self.grad_out.dtype == self.query.dtype
+
+
+@dataclass(frozen=True)
+class SdpaBackward(Backward):
+    """The arguments of `_scaled_dot_product_flash_attention_backward`."""
+
     philox_seed: Tensor | None
     philox_offset: Tensor | None
     scale: float | None = None
 
     def asked(self) -> Asked | None:
         """Return the call, or None if it asks for more than attention."""
-        if self.dropout_p or self.grad_out.dtype != self.query.dtype:
+        if not self.plain:
             return None
         return _by_heads(self.query, self.key, self.value, self.is_causal, self.scale)
 
@@ -163,21 +174,9 @@ class Flash:
 
 
 @dataclass(frozen=True)
-class FlashBackward:
+class FlashBackward(Backward):
     """The arguments of `_flash_attention_backward`."""
 
-    grad_out: Tensor
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    out: Tensor
-    logsumexp: Tensor
-    cum_seq_q: Tensor | None
-    cum_seq_k: Tensor | None
-    max_q: int
-    max_k: int
-    dropout_p: float
-    is_causal: bool
     rng_state: Tensor | None
     unused: Tensor | None
     scale: float | None = None
@@ -186,9 +185,7 @@ class FlashBackward:
 
     def asked(self) -> Asked | None:
         """Return the call, or None if it asks for more than attention."""
-        if self.dropout_p or self.grad_out.dtype != self.query.dtype:
-            return None
-        return _by_offsets(self)
+        return _by_offsets(self) if self.plain else None
 
 
 def _by_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Asked:
