@@ -273,6 +273,14 @@ REFUSED: dict[str, tuple[Callable[[ModuleType], Any], str]] = {
         dense(window_size=(2, 0)),
         r"causal=False, window_size=\(2, 0\)(?s:.*)window: .* window_size \(5, 0\)",
     ),
+    "window_size without the first key of the last query": (
+        dense(window_size=(7, -1)),
+        "whole: the kernels compute full attention",
+    ),
+    "window_size without the last key of the first query": (
+        dense(window_size=(-1, 6)),
+        "whole: the kernels compute full attention",
+    ),
     "causal of capped scores": (dense(softcap=2.0), "capped: the kernels compute causal attention"),
     "a dtype": (dense(dtype=torch.bfloat16), r"whole: the kernels are for torch\.float32"),
     "a head dim": (dense(dim=32), "heads of 32 (?s:.*)whole: the kernels are for heads of 16"),
