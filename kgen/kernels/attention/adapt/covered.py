@@ -13,7 +13,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
 from kgen.expr.canonical import canonical
 from kgen.expr.mask_form import conjuncts
-from kgen.expr.nodes import Call, Const, Node, Type, Var
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
 from kgen.kernels.attention.adapt.derived import Variant
 from kgen.kernels.attention.spec import AttentionSpec
@@ -46,6 +46,8 @@ class Covered:
     loaded: Loaded
     window: Window
     softcap: float | None
+    slopes: str | None
+    """The buffer with the slopes of ALiBi."""
 
     @property
     def spec(self) -> AttentionSpec:
@@ -86,6 +88,9 @@ class Covered:
         code.insert(3, f"dtype=torch.{TORCH_DTYPES[spec.dtype]}")
         if self.softcap is not None:
             code.append(f"softcap={self.softcap!r}")
+        if self.slopes is not None:
+            axes = len(spec.buffers[self.slopes].shape)
+            code += [f"slopes={_literal(self.slopes)}", f"slope_axes={axes}"]
         if self.promises:
             code.append(f"multiples={(lengths.q.multiple_of, lengths.kv.multiple_of)!r}")
         if spec.paged_kv is not None:
@@ -104,6 +109,7 @@ class Covered:
             words = f"window_size ({bounds})"
         if self.softcap is not None:
             words += f", softcap {self.softcap!r}"
+        words += ", ALiBi" if self.slopes is not None else ""
         layouts = {"packed": ", packed", "cache": ", for caches", "pages": ", for paged caches"}
         return words + layouts.get(self.layout, "")
 
@@ -115,28 +121,37 @@ def covered(loaded: Loaded, callers: str, *, everything: bool) -> Covered:
     computes anything else.
     """
     variant = Variant(loaded)
-    wrong = [*_wrong(variant, callers, everything=everything)]
-    window = _window(variant)
+    window, slopes = _window(variant)
+    wrong = [*_wrong(variant, callers, slopes, everything=everything)]
     if window is None:
         hint = "write a causal mask or a window of positions, such as `q_idx >= kv_idx`"
         message = f"{callers} compute causal, full and window attention, and this mask is another"
         wrong.append(at_field(loaded, "mask_mod", message, hint))
     if wrong or window is None:
         raise KgenError(wrong)
-    return Covered(loaded, window, variant.softcap)
+    return Covered(loaded, window, variant.softcap, slopes)
 
 
-def _wrong(variant: Variant, callers: str, *, everything: bool) -> Iterator[Diagnostic]:
+def _wrong(
+    variant: Variant, callers: str, slopes: str | None, *, everything: bool
+) -> Iterator[Diagnostic]:
     """Yield the features of a spec that `callers` do not have, apart from its mask."""
     spec, loaded = variant.spec, variant.loaded
     score = variant.with_numbers(variant.trees.get("score_mod", SCORE))
-    if score != SCORE and not (everything and variant.softcap is not None):
-        only = " except `cap * tanh(score / cap)`" if everything else ""
+    known = variant.softcap is not None or slopes is not None
+    if score != SCORE and not (everything and known):
+        only = " except `cap * tanh(score / cap)` and ALiBi" if everything else ""
         message = f"{callers} have no `score_mod`{only}"
         yield at_field(loaded, "score_mod", message, "remove `score_mod`")
     runtime = any(p.runtime for p in spec.params.values())
     fields = (
-        ("buffers", bool(spec.buffers), "pass no buffers", "remove the buffers"),
+        ("buffers", bool(spec.buffers) and not everything, "pass no buffers", "remove the buffers"),
+        (
+            "buffers",
+            bool(spec.buffers) and everything and slopes is None,
+            "pass no buffers except slopes of ALiBi, [HQ] or [B, HQ] fp32",
+            "remove the buffers",
+        ),
         ("params", runtime, "pass no run-time parameters", "make them compile-time constants"),
         ("sinks", spec.sinks, "have no attention sinks", "remove `sinks`"),
         ("block_mask", spec.block_mask == "always", "pass no block mask", "remove `block_mask`"),
@@ -165,16 +180,47 @@ def _wrong(variant: Variant, callers: str, *, everything: bool) -> Iterator[Diag
             yield at_field(loaded, field, f"{callers} {message}", hint)
 
 
-def _window(variant: Variant) -> Window | None:
-    """Return the window that the mask of a spec is, or None for another mask."""
+def _window(variant: Variant) -> tuple[Window | None, str | None]:
+    """Return the window that the mask of a spec is, or None, and the buffer of ALiBi slopes."""
     spec = variant.spec
-    shifted = FROM_END if not (spec.aligned_to_end or spec.per_batch) else None
-    for position in (FROM_START, shifted):
-        if position is not None and (found := _bounds(variant, position)) is not None:
-            # A full mask is the same from both ends.
-            from_end = spec.aligned_to_end or position is FROM_END or found == (None, None)
-            return Window(*found, from_end)
-    return None
+    shifted: list[Node] = [] if spec.aligned_to_end or spec.per_batch else [FROM_END]
+    windows: list[tuple[Window, str | None]] = []
+    for position in (FROM_START, *shifted):
+        if (found := _bounds(variant, position)) is not None:
+            slopes = _slopes(variant, position, causal=found[1] == 0)
+            # Without slopes, a full mask is the same from both ends.
+            same = found == (None, None) and slopes is None
+            from_end = spec.aligned_to_end or position is FROM_END or same
+            windows.append((Window(*found, from_end), slopes))
+    with_slopes = [one for one in windows if one[1] is not None]
+    return next(iter((*with_slopes, *windows)), (None, None))
+
+
+def _slopes(variant: Variant, position: Node, *, causal: bool) -> str | None:
+    """Return the buffer of slopes if the score is that of ALiBi, or None."""
+    spec = variant.spec
+    shapes: dict[tuple[object, ...], tuple[str, ...]]
+    shapes = {("HQ",): ("h",), ("B", "HQ"): ("b", "h")}
+    name, buffer = next(iter(spec.buffers.items()), ("", None))
+    if buffer is None or len(spec.buffers) > 1 or buffer.dtype != "fp32":
+        return None
+    if (indices := shapes.get(buffer.shape)) is None:
+        return None
+    slope = Read(name, tuple(Var(index, Type.INT) for index in indices), Type.FLOAT)
+    far = call("abs", call("sub", position, KV_IDX))
+    forms = [
+        call("sub", SCORE, call("mul", slope, far)),
+        call("sub", SCORE, call("mul", far, slope)),
+        call("add", SCORE, call("mul", call("neg", slope), far)),
+    ]
+    if causal:  # no key is after its query
+        after = call("sub", KV_IDX, position)
+        forms += [
+            call("add", SCORE, call("mul", *pair)) for pair in ((slope, after), (after, slope))
+        ]
+    score = variant.with_numbers(variant.trees.get("score_mod", SCORE))
+    found = (canonical({"score_mod": form})["score_mod"] for form in forms)
+    return name if score in [variant.with_numbers(one) for one in found] else None
 
 
 def _bounds(variant: Variant, position: Node) -> tuple[int | None, int | None] | None:

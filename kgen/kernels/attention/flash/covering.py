@@ -28,6 +28,7 @@ class Call:
     `left` and `right` are None without a bound. In a packed batch and in a cache, `queries` and
     `keys` are the most of any sequence. `square` is true if each sequence has as many keys as
     queries. `page` is the number of keys in a page.
+    `slope_axes` is the number of axes of ALiBi slopes, 0 without ALiBi.
     """
 
     layout: str
@@ -41,6 +42,7 @@ class Call:
     right: int | None
     square: bool = False
     softcap: float = 0.0
+    slope_axes: int = 0
     page: int | None = None
 
 
@@ -65,6 +67,8 @@ class Kernels:
     from_end: bool
     backward: bool
     softcap: float = 0.0
+    slopes: str | None = None
+    slope_axes: int = 0
     multiples: tuple[int, int] = (1, 1)
     page: int | None = None
 
@@ -87,6 +91,9 @@ class Kernels:
             return f"the kernels are for {self.group} query heads per key head"
         if call.softcap != self.softcap:
             return f"the kernels have softcap {self.softcap}"
+        if call.slope_axes != self.slope_axes:
+            shape = {0: "no ALiBi", 1: "ALiBi slopes [HQ]", 2: "ALiBi slopes [B, HQ]"}
+            return f"the kernels have {shape[self.slope_axes]}"
         if call.page != self.page:
             return f"the kernels are for pages of {self.page} keys"
         if call.queries % self.multiples[0] or call.keys % self.multiples[1]:
@@ -148,7 +155,7 @@ def _seen(
     last_query, keys_after = (call.keys, call.queries) if from_end else (call.queries, call.keys)
     left = None if left is None or left >= last_query - 1 else left
     right = None if right is None or right >= keys_after - 1 else right
-    if left is None and right is None:
+    if left is None and right is None and not call.slope_axes:
         return None, None, None
     if call.layout == "dense":
         return left, right, call.keys - call.queries if from_end else 0

@@ -26,6 +26,7 @@ class Options:
     causal: bool
     window: Sequence[int]
     softcap: float
+    slopes: Tensor | None
     with_lse: bool
     deterministic: bool = False
 
@@ -112,7 +113,8 @@ class Package:
             return found
         raise ValueError(
             f"{self.name}: no kernels support causal={options.causal}, "
-            f"window_size={tuple(options.window)}, softcap={options.softcap} for {call.heads} "
+            f"window_size={tuple(options.window)}, softcap={options.softcap}"
+            f"{', ALiBi' if call.slope_axes else ''} for {call.heads} "
             f"query heads, {call.kv_heads} key heads, heads of {call.head[0]} and {call.dtype}:"
             f"{reasons(self.table, call)}"
         )
@@ -128,6 +130,8 @@ class Package:
             raise ValueError(
                 f"{self.name}: `deterministic=True` needs torch.use_deterministic_algorithms(True)"
             )
+        if kernels.slopes is not None and options.slopes is not None:
+            more[kernels.slopes] = options.slopes
         function = getattr(kernels.loaded(__package__ or ""), kernels.name)
         if options.with_lse:
             out, lse = function(*tensors, scale=options.scale, return_lse=True, **more)
@@ -199,6 +203,17 @@ def _call(layout: str, options: Options, q: Tensor, k: Tensor, v: Tensor) -> Cal
     before, after = options.window
     left, right = bounds(before, after, options.causal)
     head = (q.shape[-1], v.shape[-1])
+    axes = options.slopes.dim() if options.slopes is not None else 0
     return Call(
-        layout, q.dtype, head, q.shape[-2], k.shape[-2], 0, 0, left, right, False, options.softcap
+        layout=layout,
+        dtype=q.dtype,
+        head=head,
+        heads=q.shape[-2],
+        kv_heads=k.shape[-2],
+        queries=0,
+        keys=0,
+        left=left,
+        right=right,
+        softcap=options.softcap,
+        slope_axes=axes,
     )

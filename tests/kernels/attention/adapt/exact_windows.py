@@ -79,6 +79,7 @@ def reference(
     window: Sequence[int] = (-1, -1),
     scale: float | None = None,
     softcap: float = 0.0,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and the natural log-sum-exp of [B, H, S, D] tensors.
 
@@ -91,6 +92,8 @@ def reference(
         scores = softcap * torch.tanh(scores / softcap)
     sq, sk = scores.shape[-2:]
     after = torch.arange(sk) - (torch.arange(sq)[:, None] + sk - sq)
+    if slopes is not None:
+        scores = scores - slopes.double()[..., None, None] * after.abs()
     left, right = (math.inf if n < 0 else n for n in window)
     seen = (after >= -left) & (after <= right)
     scores = scores.masked_fill(~seen, -math.inf)

@@ -59,6 +59,24 @@ def test_a_cap_is_an_argument() -> None:
     assert "softcap=5.0" in covered(loaded, "callers", everything=True).row(".own.triton")
 
 
+SLOPES = "buffers: {s: {shape: [HQ], dtype: fp32}}\n"
+ALIBI: dict[str, Window] = {
+    f"{SLOPES}score_mod: score + s[h] * (kv_idx - q_idx)\nmask_mod: q_idx >= kv_idx": Window(
+        None, 0, False
+    ),
+    f"{SLOPES}score_mod: score - s[h] * abs(kv_idx - q_idx)": Window(None, None, False),
+    f"{SLOPES}score_mod: score - abs(kv_idx - ({END})) * s[h]": Window(None, None, True),
+}
+
+
+@pytest.mark.parametrize("mods", ALIBI)
+def test_slopes_are_an_argument(mods: str) -> None:
+    found = covered(loads(spec(mods), "own.yaml"), "callers", everything=True)
+    assert (found.window, found.slopes) == (ALIBI[mods], "s")
+    assert 'slopes="s", slope_axes=1' in found.row(".own.triton")
+    assert any("pass no buffers" in d.message for d in refused(mods, everything=False))
+
+
 OTHERS: dict[str, tuple[str, int, int]] = {
     "mask_mod: q_idx > kv_idx": ("this mask is another", 5, 11),
     "mask_mod: q_idx >= kv_idx or kv_idx < 4": ("this mask is another", 5, 11),
@@ -76,6 +94,12 @@ OTHERS: dict[str, tuple[str, int, int]] = {
         "pass no buffers",
         5,
         1,
+    ),
+    f"{SLOPES}score_mod: score + s[h] * (kv_idx - q_idx)": ("have no `score_mod`", 6, 12),
+    f"{SLOPES}score_mod: score - s[h] * abs({END} - kv_idx)\nmask_mod: q_idx >= kv_idx": (
+        "have no `score_mod`",
+        6,
+        12,
     ),
     "params: {n: {type: int, runtime: true}}\nmask_mod: q_idx - kv_idx < n": (
         "pass no run-time parameters",

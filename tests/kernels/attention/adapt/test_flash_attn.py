@@ -29,6 +29,8 @@ from torch import Tensor
 from kgen.kernels.attention.adapt.flash import flash_attn_package
 
 END = "q_idx + SK - SQ"
+SLOPES = "buffers: {slopes: {shape: [HQ], dtype: fp32}}\n"
+ALIBI = f"score_mod: score + slopes[h] * (kv_idx - ({END}))"
 CACHE = "passes: [forward, decode]\ngqa: any\nmask_mod: q_idx >= kv_idx"
 SPECS = (
     spec("causal", f"gqa: any\nmask_mod: {END} >= kv_idx"),
@@ -36,6 +38,11 @@ SPECS = (
     spec("window", f"mask_mod: {END} >= kv_idx and {END} - kv_idx < 6"),
     spec("near", f"mask_mod: {END} - kv_idx <= 4 and kv_idx - ({END}) <= 3"),
     spec("capped", f"score_mod: 2.0 * tanh(score / 2.0)\nmask_mod: {END} >= kv_idx"),
+    spec("alibi", f"{SLOPES}score_mod: score - slopes[b, h] * abs({END} - kv_idx)").replace(
+        "[HQ]", "[B, HQ]"
+    ),
+    spec("causal_alibi", f"{SLOPES}{ALIBI}\nmask_mod: {END} >= kv_idx"),
+    spec("packed_alibi", f"varlen: true\n{SLOPES}{ALIBI}\nmask_mod: {END} >= kv_idx"),
     spec("packed", f"varlen: true\ngqa: any\nmask_mod: {END} >= kv_idx"),
     spec("packed_near", f"varlen: true\nmask_mod: {END} - kv_idx <= 4 and kv_idx - ({END}) <= 3"),
     spec("cache", f"{CACHE}\nlengths: {{q: any, kv: {{per_batch: true}}}}"),
@@ -62,6 +69,8 @@ def exact(*tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     return out.transpose(1, 2), lse
 
 
+TWO, FOUR = torch.tensor([0.5, 0.1]), torch.tensor([[0.5, 0.1], [0.2, 0.3]])
+"""Slopes of two heads, and of two heads of two sequences."""
 FUNC: dict[str, tuple[tuple[int, int], dict[str, Any], dict[str, Any]]] = {
     "defaults": ((20, 33), {}, {}),
     "softmax_scale": ((20, 33), {"softmax_scale": 0.4}, {"scale": 0.4}),
@@ -83,6 +92,12 @@ FUNC: dict[str, tuple[tuple[int, int], dict[str, Any], dict[str, Any]]] = {
         {"softcap": 2.0, "window": (-1, 0)},
     ),
     "deterministic": ((20, 33), {"deterministic": True}, {}),
+    "alibi_slopes": (
+        (20, 33),
+        {"alibi_slopes": TWO, "causal": True},
+        {"slopes": TWO, "window": (-1, 0)},
+    ),
+    "alibi_slopes of each sequence": ((20, 33), {"alibi_slopes": FOUR}, {"slopes": FOUR}),
 }
 """Numbers of queries and keys; arguments of flash_attn_func; arguments of the reference."""
 
@@ -123,7 +138,7 @@ LENGTHS = [(9, 9), (1, 30), (20, 4), (0, 7), (30, 33)]
 
 def test_flash_attn_varlen_func_is_the_reference(package: Path) -> None:
     found = interpreted(_varlen, package)
-    assert len(found) == 6
+    assert len(found) == 8
     assert {name: error for name, error in found.items() if not error < HALF} == {}
 
 
@@ -133,6 +148,11 @@ def _varlen(folder: Path) -> dict[str, float]:
     cases: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         "causal": (1, {"causal": True}, {"window": (-1, 0)}),
         "window_size": (2, {"window_size": (4, 3)}, {"window": (4, 3)}),
+        "alibi_slopes": (
+            2,
+            {"causal": True, "alibi_slopes": TWO},
+            {"window": (-1, 0), "slopes": TWO},
+        ),
         "softmax_scale": (
             2,
             {"causal": True, "softmax_scale": 0.4, "deterministic": True},
@@ -265,8 +285,12 @@ ONES = torch.ones(2, dtype=torch.int32)
 REFUSED: dict[str, tuple[Callable[[ModuleType], Any], str]] = {
     "dropout_p": (dense(dropout_p=0.1), r"no kernels support `dropout_p`, got 0\.1"),
     "alibi_slopes": (
-        dense(alibi_slopes=torch.ones(2)),
-        r"no kernels support `alibi_slopes`, got a tensor \[2\]",
+        dense(alibi_slopes=torch.ones(2), window_size=(5, 0)),
+        r"softcap=0\.0, ALiBi for(?s:.*)window: the kernels have no ALiBi",
+    ),
+    "alibi_slopes of other axes": (
+        dense(alibi_slopes=torch.ones(1, 2), causal=True),
+        r"causal_alibi: the kernels have ALiBi slopes \[HQ\]",
     ),
     "softcap": (dense(softcap=9.0, causal=True), r"capped: the kernels have softcap 2\.0"),
     "window_size": (
@@ -294,14 +318,20 @@ REFUSED: dict[str, tuple[Callable[[ModuleType], Any], str]] = {
         r"needs torch\.use_deterministic_algorithms\(True\)",
     ),
     "packed dropout_p": (varlen(dropout_p=0.1, causal=True), "`dropout_p`"),
-    "packed alibi_slopes": (varlen(alibi_slopes=torch.ones(2), causal=True), "`alibi_slopes`"),
-    "packed block_table": (varlen(block_table=ONES[None], causal=True), "`block_table`"),
+    "packed alibi_slopes": (varlen(alibi_slopes=torch.ones(2)), "packed: the kernels have no ALiB"),
     "packed without a mask": (varlen(), "packed: the kernels compute causal attention"),
     "rotary_cos": (cached(rotary_cos=torch.ones(9, 8)), "`rotary_cos`"),
     "rotary_sin": (cached(rotary_sin=torch.ones(9, 8)), "`rotary_sin`"),
     "cache_batch_idx": (cached(cache_batch_idx=ONES), "`cache_batch_idx`"),
     "cache_leftpad": (cached(cache_leftpad=ONES), "`cache_leftpad`"),
-    "cached alibi_slopes": (cached(alibi_slopes=torch.ones(2)), "`alibi_slopes`"),
+    "cached alibi_slopes": (
+        cached(alibi_slopes=torch.ones(2), cache_seqlens=ONES, causal=True),
+        "cache: the kernels have no ALiBi",
+    ),
+    "block_table of packed sequences": (
+        varlen(block_table=ONES[None], causal=True),
+        r"no kernels support `block_table`, got a tensor \[1, 2\]",
+    ),
     "num_splits": (cached(num_splits=2), "no kernels support `num_splits`, got 2"),
     "cached window_size": (
         cached(window_size=(2, 0), cache_seqlens=ONES),

@@ -41,6 +41,7 @@ SPECS = (
     spec("forward_only", "gqa: 4\nmask_mod: q_idx >= kv_idx\npasses: [forward]"),
     spec("packed", "varlen: true\ngqa: any\nmask_mod: q_idx + SK - SQ >= kv_idx"),
     spec("packed_window", f"varlen: true\n{WINDOW}"),
+    spec("packed_start", "varlen: true\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx < 4"),
 )
 OPERATORS = (
     "_scaled_dot_product_flash_attention",
@@ -216,9 +217,9 @@ def flash(q: Tensor, *args: Any, **options: Any) -> Any:
     return call(q, q, q, None, None, q.shape[1], q.shape[1], *args, **options)
 
 
-def packed(q: Tensor, cum: Tensor, **options: Any) -> Any:
+def packed(q: Tensor, cum: Tensor, keys: Tensor | None = None, **options: Any) -> Any:
     call = torch.ops.aten._flash_attention_forward
-    return call(q, q, q, cum, cum, 9, 9, 0.0, True, False, **options)
+    return call(q, q, q, cum, cum if keys is None else keys, 9, 9, 0.0, True, False, **options)
 
 
 THEIRS: dict[str, Callable[[], Any]] = {
@@ -241,6 +242,9 @@ THEIRS: dict[str, Callable[[], Any]] = {
     "lengths of a cache": lambda: flash(torch.randn(1, 9, 2, 16).half(), 0.0, True, False,
                                         seqused_k=torch.ones(1, dtype=torch.int32)),
     "splits": lambda: packed(torch.randn(9, 2, 16).half(), offsets([9]), num_splits=1),
+    "other lengths of keys, and the spec has the first query at the first key": lambda: packed(
+        torch.randn(9, 2, 16).half(), offsets([5, 4]), offsets([4, 5]), window_size_left=3
+    ),
     "offsets of 64 bits": lambda: packed(torch.randn(9, 2, 16).half(), offsets([9]).long()),
 }  # fmt: skip
 """Calls that no kernels compute."""
@@ -261,6 +265,8 @@ def _others(folder: Path) -> dict[str, list[str]]:
         call()
         found[name] = list(theirs.calls)
         theirs.calls.clear()
+    packed(torch.randn(9, 2, 16).half(), offsets([5, 4]), window_size_left=3)
+    assert theirs.calls == [], "the sequences have as many keys as queries"
     q = tokens(9, heads=4).requires_grad_()
     sdpa(q, tokens(9, heads=1), tokens(9, heads=1), 0.0, True)[0].sum().backward()
     found["forward only"] = list(theirs.calls)
