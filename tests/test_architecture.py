@@ -48,13 +48,18 @@ STAGES = (
         "__main__",
     ),
 )
-AS_THEY_ARE = ("kgen.kernels.attention.parallel", "kgen.build.runtime")
+AS_THEY_ARE = (
+    "kgen.kernels.attention.parallel",
+    "kgen.kernels.attention.flash",
+    "kgen.build.runtime",
+)
 """Folders whose files are emitted unchanged, so they import each other relatively."""
 OWN_STAGES = {
     "fields": "spec",
     "spec": "spec",
     "plan": "spec",
     "parallel": "spec",
+    "flash": "spec",
     "explaining": "spec",
     "lowered": "targets",
     "targets": "targets",

@@ -32,5 +32,11 @@ FAMILY = Family(
         "transformers": Lazy("kgen.kernels.attention.adapt.transformers:adapter"),
         "context_parallel": Lazy("kgen.kernels.attention.adapt.context_parallel:adapter"),
         "hub": Lazy("kgen.kernels.attention.adapt.hub:adapter"),
+        "torch": Lazy("kgen.kernels.attention.adapt.flash:torch_adapter"),
+        "flash_attn": Lazy("kgen.kernels.attention.adapt.flash:flash_attn_adapter"),
+    },
+    packages={
+        "torch": Lazy("kgen.kernels.attention.adapt.flash:torch_package"),
+        "flash_attn": Lazy("kgen.kernels.attention.adapt.flash:flash_attn_package"),
     },
 )
