@@ -56,17 +56,18 @@ def adapt(
         adapted = proven(adapted, None, output, prove=prove)
     outputs, started = project.together(adapted)
     fits = [line for one in adapted for line in one.fits]
+    remarks = [line for one in adapted for line in one.remarks]
     changes = writer.compute_changes(outputs, output, started, others=False)
     if not check:
         writer.apply(changes, force=force)
     drift = writer.drift(changes)
     if form is Format.JSON:
         rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
-        terminal.data({"changes": rows, "fits": fits})
+        terminal.data({"changes": rows, "fits": fits, "remarks": remarks})
     else:
         for change in drift:
             terminal.line(drift_line(change, dry=check), sys.stderr if check else sys.stdout)
-        for line in fits:
+        for line in (*fits, *remarks):
             terminal.line(line, sys.stderr if check else sys.stdout)
     states = Counter(change.state for change in drift)
     total, pruned, edited = writer.wanted(changes), states["pruned"], states["edited"]

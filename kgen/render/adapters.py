@@ -27,6 +27,8 @@ class Adapter:
     """The specs whose kernels are in the folders."""
     fits: tuple[str, ...] = ()
     """The callers that can use the kernels: a line for each adapter that names some."""
+    remarks: tuple[str, ...] = ()
+    """Sentences for the user: the files of the spec that an adapter leaves out."""
 
 
 def listed(variants: Sequence[Loaded]) -> tuple[str, ...]:
@@ -43,6 +45,7 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
     started: dict[str, str] = {}
     specs: list[Loaded] = []
     fits: list[str] = []
+    remarks: list[str] = []
     wrong: list[Diagnostic] = []
     for kind in kinds:
         try:
@@ -54,9 +57,10 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
         started |= made.started
         specs += made.specs
         fits += made.fits
+        remarks += made.remarks
     if wrong:
         raise KgenError(wrong)
-    return Adapter(folders, started, tuple(specs), tuple(fits))
+    return Adapter(folders, started, tuple(specs), tuple(fits), tuple(remarks))
 
 
 def _made(variants: Sequence[Loaded], kind: str) -> Adapter:

@@ -11,6 +11,7 @@ name.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parents[1]
 DIGEST_OF_CODE = "\1digest of code\1"
 """A placeholder that is replaced once the file is complete. A spec cannot contain it."""
+_FAKE_OF = re.compile("\1fake of (\\w+)\1")
+"""A placeholder for the call that decorates the fake of an operator."""
 
 
 CALLED = 8
@@ -46,6 +49,14 @@ def rendered(template: Template) -> str:
     """Render a template and all templates within it, without a header."""
     env = environment(template_root(), template.language)
     return env.get_template(template.template).render(names(template))
+
+
+def with_fakes(text: str, register: str) -> str:
+    """Return a rendered text with the calls that register the fakes of operators.
+
+    `register` formats a call: `{}` stands for the operator.
+    """
+    return _FAKE_OF.sub(lambda found: register.format(found[1]), text)
 
 
 def environment(root: Path, language: str = TRITON) -> Environment:
@@ -86,6 +97,7 @@ def _environment(root: Path, language: str) -> Environment:
     found.filters["lines"] = lambda value, *indent: lines(
         _before(value, language), language, *indent
     )
+    found.filters["fake_of"] = "\1fake of {}\1".format
     found.globals["digest_of_code"] = DIGEST_OF_CODE
     return found
 

@@ -118,6 +118,7 @@ def render_all(
         if single:
             return Rendered(tuple(outputs), variants[0].text, remarks=said, specs=tuple(variants))
         beside = adapted(variants, listed(variants))
+        said += beside.remarks if whole else ()
         # An adapter covers all targets: with `--target`, its files stay as they are.
         outputs += [
             Output(path, folder, files if whole else {}, whole)
@@ -142,8 +143,9 @@ def adapt_all(paths: Iterable[Path], kinds: Collection[str]) -> list[Rendered]:
         variants = load(path)
         made = adapted(variants, kinds)
         outputs = tuple(Output(path, folder, files) for folder, files in made.folders.items())
+        specs = _once((), made.specs)
         return Rendered(
-            outputs, variants[0].text, made.started, specs=_once((), made.specs), fits=made.fits
+            outputs, variants[0].text, made.started, made.remarks, specs=specs, fits=made.fits
         )
 
     return each(paths, adapt)
