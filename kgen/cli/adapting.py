@@ -32,7 +32,8 @@ def adapt(
             "--for",
             help="Kind of adapter. transformers: for models of Hugging Face. "
             "context_parallel: to split each sequence over several GPUs. "
-            "hub: for the Hugging Face kernel hub. Repeatable.",
+            "hub: for the Hugging Face kernel hub. "
+            "torchtitan: for models of torchtitan. Repeatable.",
         ),
     ] = ...,  # type: ignore[assignment]
     check: Annotated[

@@ -32,5 +32,6 @@ FAMILY = Family(
         "transformers": Lazy("kgen.kernels.attention.adapt.transformers:adapter"),
         "context_parallel": Lazy("kgen.kernels.attention.adapt.context_parallel:adapter"),
         "hub": Lazy("kgen.kernels.attention.adapt.hub:adapter"),
+        "torchtitan": Lazy("kgen.kernels.attention.adapt.torchtitan:adapter"),
     },
 )

@@ -39,7 +39,8 @@ def test_a_batch_has_the_tokens_of_eager(name: str, tmp_path: Path) -> None:
     assert found["tokens"] == found["eager"]
     assert len({*map(tuple, found["tokens"])}) == len(PROMPTS)
     assert found["calls"] > 0
-    assert found["implementation"] == f"my_{name}"
+    # Before 5.16, transformers leaves the prefix after a batch.
+    assert found["implementation"].removeprefix("paged|") == f"my_{name}"
 
 
 def generated(folder: Path, name: str) -> dict[str, Any]:
@@ -88,9 +89,9 @@ def batch(model: Any, prompts: list[list[int]]) -> list[list[int]]:
         config = transformers.GenerationConfig(**options, **sizes, use_cuda_graph=False)
         own = {}
     results = model.generate_batch(inputs=prompts, generation_config=config, **own)
-    found = sorted(results.values(), key=lambda result: int(result.request_id.rpartition("_")[2]))
-    assert [result.error for result in found] == [None] * len(prompts)
-    return [list(map(int, result.generated_tokens)) for result in found]
+    assert [result.error for result in results.values()] == [None] * len(prompts)
+    found = {tuple(r.prompt_ids): list(map(int, r.generated_tokens)) for r in results.values()}
+    return [found[tuple(prompt)] for prompt in prompts]
 
 
 @pytest.mark.parametrize(
