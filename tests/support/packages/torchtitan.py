@@ -32,6 +32,7 @@ ATTENTION = """
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchtitan.protocols.module import Module
@@ -43,6 +44,13 @@ class VarlenMetadata(NamedTuple):
     max_q: int
     max_k: int
     cu_seq_q_host: tuple[int, ...] | None = None
+
+
+def create_varlen_metadata_for_document(positions: Tensor) -> VarlenMetadata:
+    starts = (positions.flatten() == 0).nonzero().flatten().tolist()
+    offsets = torch.tensor([*starts, positions.numel()], dtype=torch.int32)
+    longest = int(offsets.diff().max())
+    return VarlenMetadata(offsets, offsets, longest, longest)
 
 
 class VarlenAttention(Module):
