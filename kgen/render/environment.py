@@ -11,7 +11,6 @@ name.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parents[1]
 DIGEST_OF_CODE = "\1digest of code\1"
 """A placeholder that is replaced once the file is complete. A spec cannot contain it."""
-_FAKE_OF = re.compile("\1fake of (\\w+)\1")
-"""A placeholder for the call that decorates the fake of an operator."""
+_FAKE_OF, _END = "\1fake of ", "\1"
+"""Both ends of a placeholder for the call that decorates the fake of an operator."""
 
 
 CALLED = 8
@@ -56,7 +55,9 @@ def with_fakes(text: str, register: str) -> str:
 
     `register` formats a call: `{}` stands for the operator.
     """
-    return _FAKE_OF.sub(lambda found: register.format(found[1]), text)
+    first, *rest = text.split(_FAKE_OF)
+    named = (part.partition(_END) for part in rest)
+    return first + "".join(register.format(name) + after for name, _, after in named)
 
 
 def environment(root: Path, language: str = TRITON) -> Environment:
@@ -97,7 +98,7 @@ def _environment(root: Path, language: str) -> Environment:
     found.filters["lines"] = lambda value, *indent: lines(
         _before(value, language), language, *indent
     )
-    found.filters["fake_of"] = "\1fake of {}\1".format
+    found.filters["fake_of"] = f"{_FAKE_OF}{{}}{_END}".format
     found.globals["digest_of_code"] = DIGEST_OF_CODE
     return found
 

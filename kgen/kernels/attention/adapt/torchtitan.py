@@ -35,7 +35,6 @@ class Package(Template):
     """Python code of the only `window_size` of torchtitan that the kernels compute."""
     checks_window: bool
     """True if the kernels compute an attention that torchtitan describes by a window."""
-    gradients: bool
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
@@ -60,7 +59,6 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
         dtypes=[f"torch.{TORCH_DTYPES[d]}" for d in dict.fromkeys(v.spec.dtype for v in variants)],
         window=repr(window),
         checks_window=said is not None,
-        gradients="backward" in spec.passes,
     )
     folders = {name: {"__init__.py": render_source(variants, Source("__init__.py", package))}}
     for folder, files in render_variants(variants).items():

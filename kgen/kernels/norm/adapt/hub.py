@@ -19,9 +19,7 @@ from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
 WIDTH, HEADS = 256, 4
-"""The width of a row and the number of heads in the generated tests, if the spec does not state
-them.
-"""
+"""The sizes in the generated tests, if the spec does not state them."""
 
 
 @dataclass(frozen=True)
