@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: adb447444c166ce6
+# inputs: 6c33e3ac4de16cd1
 # body: 47750072ca0cfb7f
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1a98e3d4312cdf30
+# inputs: 32ae39509b2f4769
 # body: ee109e5d0eacdb52
 """The delta of the backward pass of `causal`.
 

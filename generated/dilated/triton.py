@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f4d49813ee1008e6
+# inputs: 5d40585c98714f09
 # body: b992bd0d0c1b66d7
 """Causal attention to every fourth position back from the query.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df1cc59ef5652b33
+# inputs: ace003124bd8598c
 # body: 8c8dba4ccf39dc70
 """The delta of the backward pass of `full_d64_fp16`.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c02d7fbe5ec144e3
+# inputs: 4b2cb27d650a37f4
 # body: 143ccaf271917d7a
 """Launches, operators and checks of arguments. This file does not depend on the spec."""
 

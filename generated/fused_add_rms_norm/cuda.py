@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d6eb64a675c88b95
+# inputs: 1a1b2ba0793cce96
 # body: f6d019b764c71d5e
 """Add a block's output to the residual stream, normalize the sum, and return both.
 

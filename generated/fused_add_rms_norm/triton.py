@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 99ed10bd9a7f34a9
+# inputs: e35024da1eb3cf8a
 # body: c2bdc7e43d3e2d08
 """Add a block's output to the residual stream, normalize the sum, and return both.
 

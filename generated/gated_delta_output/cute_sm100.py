@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 90f960d1b01fbb3d
+# inputs: 817a0ee8acd926c3
 # body: 065e9597454a6987
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5adf081530ec99ec
+# inputs: 3a86455ec98faff7
 # body: 8f7c349127662e87
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b5b5e491b784b6a
+# inputs: 5b3c66656d322e24
 # body: 59f4d892b5e1d586
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

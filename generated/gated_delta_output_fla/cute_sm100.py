@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 85d89a8b5468abfc
+# inputs: 96596d161fdff6a4
 # body: 0ded1a611c073246
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

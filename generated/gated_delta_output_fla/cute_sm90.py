@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9b1444b9fb8573ea
+# inputs: 49c6267727c53c4c
 # body: 2b540bae8b8adc85
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

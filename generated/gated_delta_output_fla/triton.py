@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 96f87082e425d022
+# inputs: c9a0bcebc8efae54
 # body: a51d19b56f3e60fd
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a3511d6ccf056db0
+# inputs: 44e1ab3c917e1b55
 # body: 13ecbc50a0cdae7c
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4c36aaf92be01e8a
+# inputs: 79831765cb2ea1e2
 # body: 8f8371171d0d94fd
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9f358443b06b5140
+# inputs: 1b080affa75ac69c
 # body: 282d36e604ee6531
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

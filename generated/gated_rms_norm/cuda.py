@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3b7640a02ceefbbd
+# inputs: bdb860d98780586d
 # body: 7e54c36f94abed09
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2b69164e7bb5b985
+# inputs: 0de3c4c8c80f5f35
 # body: c90dc115809355b0
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3c444cc7d251dc52
+# inputs: 38fe0e823949a60d
 # body: 0fec3a29b19e170b
 """Attention with a learned temperature for each head.
 

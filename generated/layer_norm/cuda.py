@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dab2e8eacc93dce9
+# inputs: f41df6b86f4e1b84
 # body: 4210be3daea9012e
 """Layer norm over the last dimension, with weight and bias.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 294d54c7e8df612a
+# inputs: 38d7bbf989ae4fc6
 # body: 685594587a0794a0
 """Layer norm over the last dimension, with weight and bias.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 78c1d245ba449eb3
+# inputs: 3385635bbc9c1b71
 # body: b7aba16c8371260e
 """Layer norm of rows of 65536 elements.
 

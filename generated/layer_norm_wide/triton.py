@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 999c8f221b4d2e87
+# inputs: d722d64a615a2f73
 # body: 0cd02a04b3f98878
 """Layer norm of rows of 65536 elements.
 

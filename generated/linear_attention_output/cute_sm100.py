@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 684d843f66bee12d
+# inputs: dbc5a8614f97bd07
 # body: 806fd63fd45a7986
 """The output step of chunked linear attention without decay.
 

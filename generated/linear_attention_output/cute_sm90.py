@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 65608eba168bc149
+# inputs: 36514eb41fb2daef
 # body: 3c39d764ff59a204
 """The output step of chunked linear attention without decay.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bd6bbf1ca7e8dce5
+# inputs: f8d314ee6457dff2
 # body: 4d431e7bbf6e4a06
 """The output step of chunked linear attention without decay.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7940d785094a35e5
+# inputs: 9c89779c48f62148
 # body: 1c654c382430cd49
 """Attention with a learned bias for each head and each pair of positions.
 

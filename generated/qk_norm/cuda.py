@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 058bbb44f454d4bc
+# inputs: 282c2505b0b1f23d
 # body: 4891a5f043e7cd4a
 """RMS norm of queries or keys, with a weight for each head.
 

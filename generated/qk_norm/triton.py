@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5464b46a1a567280
+# inputs: 6ac445223b741a97
 # body: 76cd14603813536c
 """RMS norm of queries or keys, with a weight for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8906ec2186091940
+# inputs: 61441a8b83dc4b86
 # body: f5bae396787e0b7d
 """The output step of chunked retention, where each head has its own constant decay.
 

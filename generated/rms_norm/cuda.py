@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 209d0ec81275f8c6
+# inputs: b844683ae05b7461
 # body: 810e9dbe0a1fa56f
 """RMS norm over the last dimension.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8ad1ea1bbfb29a8d
+# inputs: bf731768c7aab749
 # body: 41f7bc2ab350850d
 """RMS norm over the last dimension.
 

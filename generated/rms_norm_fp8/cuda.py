@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e34e86eb7f327998
+# inputs: 05d6b0c42f3bafa1
 # body: c6fc27dffeb27f01
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

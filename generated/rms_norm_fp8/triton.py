@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c42273a674de8ab
+# inputs: 9730375f2eab2166
 # body: 7e575db65beb9506
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

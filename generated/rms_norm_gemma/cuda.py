@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8d931bb49a94f77a
+# inputs: 2797bee0116ae192
 # body: 75a67ab801075679
 """RMS norm whose weights are stored around zero, as in Gemma.
 

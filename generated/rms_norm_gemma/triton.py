@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d22f47764b189bf2
+# inputs: 97af3f9203226ee8
 # body: 524e522e3a878791
 """RMS norm whose weights are stored around zero, as in Gemma.
 
