@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 77ebcff658eb5af8
+# inputs: 661adb6c5c685a85
 # body: 58dabb5ed253fc71
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7029cb5d68d93fdd
+# inputs: c20c2cebc913ab60
 # body: 67c95664a6cfc02b
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0ec2ca26f5bde9c1
+# inputs: a069d71e8e7cf58d
 # body: 0367c37d4e00e70d
 """The delta of the backward pass of `causal`.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 14a69c769f7b90e3
+# inputs: dcc200fd0cb74d87
 # body: 51f9a8fa405a5957
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d1d0969c3c566bd2
+# inputs: 3a4068e529eb2132
 # body: a37ed1d3f0750075
 """Causal attention with ALiBi slopes read from a tensor.
 

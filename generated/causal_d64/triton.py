@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f401177b2970662d
+# inputs: e5c8f9fc62c31069
 # body: 0d2f3dcc5c361558
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 538c61b1c742ea11
+# inputs: 239b769941a24032
 # body: 66b70447be833202
 """Causal attention in fp32, products in three TF32 passes.
 

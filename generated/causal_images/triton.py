@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 73852477f798a596
+# inputs: 8a0914fb84785324
 # body: 5250ce81311e115e
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8c36ec0bb254a6a7
+# inputs: e71f9c78c552b7a0
 # body: 90bbe965e5fbcb37
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2378bd90ca4bd2a0
+# inputs: 7962b86851dabaea
 # body: 2bfd92197b7eb0ba
 """Causal attention to every fourth position back from the query.
 

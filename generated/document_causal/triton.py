@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 98fd3b36cce7fd6f
+# inputs: 19a22f9e113d81b0
 # body: cf91910e69a9e8b3
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9946fa41dfc9fdd0
+# inputs: 06154d337f00ea41
 # body: c23d80ea2082e2d2
 """Attention of every query to every key.
 

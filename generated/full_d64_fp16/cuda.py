@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 59cd2f5d2f81124d
+# inputs: 85a2272a2c1ea6ea
 # body: 9451b170d40413c0
 """The delta of the backward pass of `full_d64_fp16`.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7fece4d9eb2db60c
+# inputs: d3565d709139b594
 # body: e5140be28e972aff
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8236f71d290aa71e
+# inputs: 73e12ed69b035304
 # body: 395d25de7d7f0d75
 """Add a block's output to the residual stream, normalize the sum, and return both.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dc6a6e2075d62fac
+# inputs: e2ac9771c6f1d55a
 # body: adf8b1fde8096842
 """Add a block's output to the residual stream, normalize the sum, and return both.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2eb5c22ad08ecff2
+# inputs: 5341ade8411b74cf
 # body: e19e36c07d65f2c6
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 95204cd3e414a028
+# inputs: 2002e4d32f72f975
 # body: 7b654de18e391874
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4d159d101ff05fda
+# inputs: 2b5c8d4a1f700d8a
 # body: bdd61bea64134634
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5c7faa05dc2199f0
+# inputs: 371f229ad77bbb2e
 # body: 3efec23b67f8a4f2
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

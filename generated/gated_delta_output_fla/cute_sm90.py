@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f390eb85ecd66bbc
+# inputs: 9eb50249ee889506
 # body: f789fe41538ad5bd
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: da64e68976b00b5e
+# inputs: c78eab29a6480d24
 # body: d68e68155e64fa1f
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6922ea15f83c2e45
+# inputs: 26cdcc4c4bd6e7f9
 # body: bd10cb40afd08192
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bf37f35a7b0ea050
+# inputs: f2b26cb19ce6c70f
 # body: 701c934a884ee337
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1fe6b0a607ca3d3f
+# inputs: fd54f6b78196bc5c
 # body: b333666b2d900b2b
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e99bdf2158564cf6
+# inputs: 031a46ddbab31ec1
 # body: d177b01e5470d731
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 

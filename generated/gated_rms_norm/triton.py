@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9977b20c962731b3
+# inputs: bf8a3cbcb9dc669e
 # body: 0750b29b11365f00
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ce1395cf395d649e
+# inputs: b703ebb1b6496a09
 # body: a4f60919a72e7fb9
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b8483e92240f4cb
+# inputs: f67138d3b020196f
 # body: 5ead3058f6667c97
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7b42207bb849b027
+# inputs: 2c89789759917523
 # body: 844e8abc17eca92e
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0fc51c5e2c56874e
+# inputs: 50c3835009097867
 # body: d5cd0aca1f8f64db
 """Layer norm over the last dimension, with weight and bias.
 

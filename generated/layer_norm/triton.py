@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ff10c464508ea76d
+# inputs: 66aab3e8ec8a19c6
 # body: 7e1a3321a204473c
 """Layer norm over the last dimension, with weight and bias.
 

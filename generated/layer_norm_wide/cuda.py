@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df3c76b5e064e2f4
+# inputs: 7a66494f12fa1ccf
 # body: b1d9dc50de7e5ad7
 """Layer norm of rows of 65536 elements.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 253a73b4c9f30150
+# inputs: eae3eb429b51b248
 # body: 59774b5ce0a9f2cf
 """Layer norm of rows of 65536 elements.
 

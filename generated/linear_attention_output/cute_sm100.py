@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 45e8004be39e8094
+# inputs: 8585261e0eef39b7
 # body: 8f81dad643bbecfa
 """The output step of chunked linear attention without decay.
 

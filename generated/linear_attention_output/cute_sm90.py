@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ac1370be82df8485
+# inputs: 5d986051be59ae82
 # body: f6693cecc0c2901c
 """The output step of chunked linear attention without decay.
 

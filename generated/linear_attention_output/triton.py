@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a8fa8c398018a73f
+# inputs: f989db7556765982
 # body: 50d520143fe6801c
 """The output step of chunked linear attention without decay.
 

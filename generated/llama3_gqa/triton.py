@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b0b8ec3990f4743
+# inputs: 4fc1c6d41ca99eae
 # body: 367db968c484031e
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

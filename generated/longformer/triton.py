@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 59174e69471ef97f
+# inputs: 89e9cb1b5a568c57
 # body: 32fc246233961807
 """Attention to a symmetric window and to a few global tokens at the front.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c266eb584cf10a42
+# inputs: 1cf98539b6728162
 # body: 68ec736bbd0940aa
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

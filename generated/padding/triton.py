@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ebf216dd20285ef0
+# inputs: ed63ffefdea5fdcc
 # body: 36a844c37fe60837
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7b0da59ca1897c74
+# inputs: a974316bd4d2af3b
 # body: ab8ddfbe31315fec
 """Attention with a learned bias for each head and each pair of positions.
 

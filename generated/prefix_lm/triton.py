@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f21aeaabc0bbdfc2
+# inputs: d078e51807e10f4d
 # body: 8f2266b469d0e93d
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1b0ad796c0bbfb4e
+# inputs: 80ba231b46b81a57
 # body: f3a23e550c7163e5
 """RMS norm of queries or keys, with a weight for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1ed83e554f91bb03
+# inputs: 23ce070d62e7a12e
 # body: 6bf33f3bfdce9423
 """RMS norm of queries or keys, with a weight for each head.
 

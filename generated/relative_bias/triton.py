@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3e732e65fadaaa17
+# inputs: 363a16477a59f09e
 # body: df41dd258b0d77bf
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 17290287832d2fc9
+# inputs: 4925f649db7dfb85
 # body: ca00491089898087
 """Launches, operators and checks of arguments. This file does not depend on the spec."""
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3dd2c48bc8150f4f
+# inputs: 7f4fe856212737b2
 # body: b8ee8efa4f94c88c
 """The output step of chunked retention, where each head has its own constant decay.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d5205a5f8ccc7942
+# inputs: 8c703efcfd495f1f
 # body: 45fed5c14fa66074
 """RMS norm over the last dimension.
 

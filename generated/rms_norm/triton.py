@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d43caf3306c43188
+# inputs: cdd36e92d2c67b9e
 # body: 99f9991ad256b449
 """RMS norm over the last dimension.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cb448e6b3e2f6791
+# inputs: 654a55ceb464eb25
 # body: 04157da87450f11a
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

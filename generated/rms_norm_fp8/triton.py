@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7cb397cba6ceaaa5
+# inputs: 55cb61146e3ef3a8
 # body: 613084a07e0a1254
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

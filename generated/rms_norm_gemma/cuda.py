@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3640f9d624d7fb23
+# inputs: 5295d9b955e2c224
 # body: 8c2c270450d21420
 """RMS norm whose weights are stored around zero, as in Gemma.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 60dfd27385cdd0ba
+# inputs: 196528bb2985ed68
 # body: 64e3a205b6992e9a
 """RMS norm whose weights are stored around zero, as in Gemma.
 

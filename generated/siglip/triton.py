@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a41f0c5301913e2f
+# inputs: 57562a7fc374fc59
 # body: db4d8d98162a37d2
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6158abcb4dbca21d
+# inputs: b44df859afbf7709
 # body: 240c3575e6d3bb18
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2cce7e6d8e02f72d
+# inputs: 82130455df577a66
 # body: 252e637dd86d67fd
 """Causal attention whose scores saturate smoothly at 30.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 338a099cb73889de
+# inputs: 8a04ea295dad859f
 # body: 3602717e3a8ce3ac
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

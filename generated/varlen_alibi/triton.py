@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4d7e4cb7fa69b906
+# inputs: bacc927c431f1157
 # body: 400576a5c9a310df
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 587daaa2e5e50fc0
+# inputs: 255825cf59ac4f55
 # body: f169657ee3dfacc4
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 

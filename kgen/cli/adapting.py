@@ -21,6 +21,7 @@ from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, counted, shown
 from kgen.family import known_adapters, packaged_adapters
 
 if TYPE_CHECKING:
+    from kgen.render.project import Rendered
     from kgen.render.writer import Change
 
 Kind = Enum("Kind", {name: name for name in known_adapters()}, type=str)  # type: ignore[misc]
@@ -38,7 +39,8 @@ def adapt(
             "context_parallel: to split each sequence over several GPUs. "
             "hub: for the Hugging Face kernel hub. "
             "torch: for PyTorch's flash attention. "
-            "flash_attn: functions of FlashAttention. Repeatable.",
+            "flash_attn: functions of FlashAttention. "
+            "torchtitan: for models of torchtitan. Repeatable.",
         ),
     ] = ...,  # type: ignore[assignment]
     name: Annotated[
@@ -60,7 +62,7 @@ def adapt(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write adapters: Python packages for other software to call kernels."""
+    """Write adapters: Python packages that connect kernels to other libraries."""
     from kgen.render import checking, project, writer
 
     kinds = [one.value for one in kind]
@@ -71,12 +73,11 @@ def adapt(
         adapted = project.adapt_all(project.find_specs(specs or []), kinds, name)
         adapted = proven(adapted, None, output, prove=prove)
     outputs, started = project.together(adapted)
-    fits = [line for one in adapted for line in one.fits]
     changes = writer.compute_changes(outputs, output, started, others=False)
     if not check:
         writer.apply(changes, force=force)
     drift = writer.drift(changes)
-    _show(drift, fits, form, check=check)
+    _show(drift, adapted, form, check=check)
     states = Counter(change.state for change in drift)
     total, pruned, edited = writer.wanted(changes), states["pruned"], states["edited"]
     said = f"{counted(total, 'file')} checked, {len(drift) - edited} differ, {edited} edited"
@@ -86,14 +87,18 @@ def adapt(
     return EXIT_WRONG if check and drift else 0
 
 
-def _show(drift: Sequence[Change], fits: Sequence[str], form: Format, *, check: bool) -> None:
-    """Print the changes, and the callers that can use the kernels."""
+def _show(
+    drift: Sequence[Change], adapted: Sequence[Rendered], form: Format, *, check: bool
+) -> None:
+    """Print the changes, the callers that can use the kernels, and remarks."""
+    fits = [line for one in adapted for line in one.fits]
+    remarks = [line for one in adapted for line in one.remarks]
     if form is Format.JSON:
         rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
-        terminal.data({"changes": rows, "fits": fits})
+        terminal.data({"changes": rows, "fits": fits, "remarks": remarks})
         return
     stream = sys.stderr if check else sys.stdout
-    for line in (*(drift_line(change, dry=check) for change in drift), *fits):
+    for line in (*(drift_line(change, dry=check) for change in drift), *fits, *remarks):
         terminal.line(line, stream)
 
 

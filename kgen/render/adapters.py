@@ -30,6 +30,8 @@ class Adapter:
     """The callers that can use the kernels: a line for each adapter that names some."""
     paths: Mapping[str, Path] = field(default_factory=dict)
     """The specs of folders, if the adapter has several specs."""
+    remarks: tuple[str, ...] = ()
+    """Sentences for the user: the files of the spec that an adapter leaves out."""
 
 
 def listed(variants: Sequence[Loaded]) -> tuple[str, ...]:
@@ -46,6 +48,7 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
     started: dict[str, str] = {}
     specs: list[Loaded] = []
     fits: list[str] = []
+    remarks: list[str] = []
     wrong: list[Diagnostic] = []
     for kind in kinds:
         try:
@@ -57,9 +60,10 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
         started |= made.started
         specs += made.specs
         fits += made.fits
+        remarks += made.remarks
     if wrong:
         raise KgenError(wrong)
-    return Adapter(folders, started, tuple(specs), tuple(fits))
+    return Adapter(folders, started, tuple(specs), tuple(fits), remarks=tuple(remarks))
 
 
 def packaged(specs: Sequence[Sequence[Loaded]], kind: str, name: str | None = None) -> Adapter:

@@ -120,6 +120,7 @@ def render_all(
         if single:
             return Rendered(tuple(outputs), variants[0].text, remarks=said, specs=tuple(variants))
         beside = adapted(variants, listed(variants))
+        said += beside.remarks if whole else ()
         # An adapter covers all targets: with `--target`, its files stay as they are.
         outputs += [
             Output(path, folder, files if whole else {}, whole)
@@ -166,8 +167,9 @@ def as_rendered(variants: Sequence[Loaded], made: Adapter) -> Rendered:
         Output(made.paths.get(folder, variants[0].path), folder, files)
         for folder, files in made.folders.items()
     )
+    specs = _once((), made.specs)
     return Rendered(
-        outputs, variants[0].text, made.started, specs=_once((), made.specs), fits=made.fits
+        outputs, variants[0].text, made.started, made.remarks, specs=specs, fits=made.fits
     )
 
 

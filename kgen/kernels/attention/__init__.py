@@ -34,6 +34,7 @@ FAMILY = Family(
         "hub": Lazy("kgen.kernels.attention.adapt.hub:adapter"),
         "torch": Lazy("kgen.kernels.attention.adapt.flash:torch_adapter"),
         "flash_attn": Lazy("kgen.kernels.attention.adapt.flash:flash_attn_adapter"),
+        "torchtitan": Lazy("kgen.kernels.attention.adapt.torchtitan:adapter"),
     },
     packages={
         "torch": Lazy("kgen.kernels.attention.adapt.flash:torch_package"),
