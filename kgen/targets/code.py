@@ -3,8 +3,7 @@
 The expressions of a plan (`kgen/expr/nodes.py`) define the result. A `Code` defines how a kernel
 computes it: a name is a row or a column of a tile, and a read is a guarded load. Passes use these
 trees to find uses of names, and to move or remove statements. `str` prints Triton; `spell` and
-`lines` print any of the `LANGUAGES`. A form with `{tl}`, the module, exists only in Triton and
-Gluon.
+`lines` print any of the `LANGUAGES`. A form with `{tl}`, the module, is for Triton and Gluon.
 """
 
 from __future__ import annotations
