@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 75cc81781ecc1b63
-# body: a37143b4ae5af7b6
+# inputs: 1ab06c59bc8705ee
+# body: c020f3bfa62fbf3e
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -322,11 +322,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # in the forward kernel, the counter is zero only after this
+            gdc_wait()  # forward kernels start before the counter is zero
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
 
 
 @gluon.jit
@@ -709,9 +709,7 @@ def _dkdv_hopper_producer(
                     first = kv_start + half * (BLOCK_N // 2)
                     _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
                     _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
-            # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its
-            # own.
-            gdc_wait()
+            gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             q_blocks = args.q_indices_ptr + row.to(gl.int64) * gl.cdiv(problem.SQ, BLOCK_SIZE)
             for j in range(n_tiles):

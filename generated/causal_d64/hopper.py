@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 565111864afcaef3
-# body: 16b56df9e6b5cda6
+# inputs: 68e6c1abd4a0f420
+# body: 9b7c9518dcfaff2d
 """Attention of every query to the keys up to its own position, heads of 64.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -501,8 +501,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its own.
-        gdc_wait()
+        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a34b8e2a022b2e9a
-# body: 259e7a7cefeb8525
+# inputs: e018c7e8ba1ec730
+# body: c2e0e0b902e2bcf4
 """Attention of every query to every key.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -303,7 +303,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
 
 
 @gluon.jit
@@ -637,8 +637,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its own.
-        gdc_wait()
+        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8e35a34000aca3cf
-# body: 85cd037752e88411
+# inputs: cc545c3c4762c188
+# body: d5eaeb223e3dfeed
 """Attention of every query to every key, heads of 64 in fp16.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -483,8 +483,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its own.
-        gdc_wait()
+        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)

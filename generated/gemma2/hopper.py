@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 66d7eeecf79e7fad
-# body: d85b0b61fb4f7533
+# inputs: 2f78fc583803b3a8
+# body: 0b07996a3742b8b8
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -766,9 +766,7 @@ def _dkdv_hopper_producer(
             if g == 0:
                 _producer_load(kv_ring, 2 * done, args.k_desc, [b, h_kv, kv_start, 0])
                 _producer_load(kv_ring, 2 * done + 1, args.v_desc, [b, h_kv, kv_start, 0])
-            # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its
-            # own.
-            gdc_wait()
+            gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             for j in range(n_tiles):
                 q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)

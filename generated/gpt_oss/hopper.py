@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e7fac43583151aef
-# body: 483a1da6308ef35d
+# inputs: cef08b61055d9c97
+# body: 2a11e329e582af3b
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -262,9 +262,7 @@ def _dkdv_hopper_producer(
                     first = kv_start + half * (BLOCK_N // 2)
                     _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
                     _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
-            # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its
-            # own.
-            gdc_wait()
+            gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             for j in range(n_tiles):
                 q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)

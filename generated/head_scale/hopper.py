@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e4e4f8f842052dd4
-# body: 1ad57e61e1a648e8
+# inputs: 73d31c369cf1c8c9
+# body: 3cad0d400c8139b1
 """Attention with a learned temperature for each head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -302,7 +302,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
 
 
 @gluon.jit
@@ -650,8 +650,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its own.
-        gdc_wait()
+        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ff7c1813d4449dab
-# body: 0c5a2f1b413b80fc
+# inputs: 60c5c1814564b17b
+# body: b695f9315a7bec87
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -315,11 +315,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # in the forward kernel, the counter is zero only after this
+            gdc_wait()  # forward kernels start before the counter is zero
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
 
 
 @gluon.jit
@@ -675,9 +675,7 @@ def _dkdv_hopper_producer(
                     first = kv_start + half * (BLOCK_N // 2)
                     _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
                     _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
-            # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its
-            # own.
-            gdc_wait()
+            gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             for j in range(n_tiles):
                 q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c71e88641b9ee690
-# body: 299eb392d91049a6
+# inputs: 0c986404e73f5a9b
+# body: 0a309858c65d22b2
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -305,9 +305,7 @@ def _dkdv_hopper_producer(
                         first = FAR - SK + kv_start + half * (BLOCK_N // 2)
                         _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [FAR, kv_end, h_kv, first, 0])
                         _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [FAR, kv_end, h_kv, first, 0])
-                # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of
-                # its own.
-                gdc_wait()
+                gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
                 gdc_launch_dependents()
                 for j in range(n_tiles):
                     q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
