@@ -149,7 +149,10 @@ class Lag:
     @property
     def last_wait(self) -> list[Statement]:
         """The final wait of a producer that also serves dq."""
-        why = "dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq"
+        why = (
+            "dq overlaps the dk and dv kernel, but must not end first: "
+            "later kernels wait only for dq"
+        )
         return [_wait(why)] if self.given else []
 
 
