@@ -264,7 +264,7 @@ def test_a_chip_is_its_numbers(copy: Copy) -> None:
         rows = [
             line.replace("(100,)", "(103, 100)").replace("(100, ", "(103, 100, ") for line in before
         ]
-        stamped = ("# inputs:", "# body:", "_LIBRARY = ")
+        stamped = ("# inputs (", "# body (", "_LIBRARY = ")
         assert [x for x in after if not x.startswith(stamped)] == [
             x for x in rows if not x.startswith(stamped)
         ]

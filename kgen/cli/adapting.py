@@ -35,12 +35,12 @@ def adapt(
         list[Kind],
         typer.Option(
             "--for",
-            help="Kind of adapter. transformers: for models of Hugging Face. "
-            "context_parallel: to split each sequence over several GPUs. "
-            "hub: for the Hugging Face kernel hub. "
-            "torch: for PyTorch's flash attention. "
-            "flash_attn: functions of FlashAttention. "
-            "torchtitan: for models of torchtitan. Repeatable.",
+            help="Kind of adapter. transformers: Hugging Face models call the kernels. "
+            "context_parallel: several GPUs share each sequence. "
+            "hub: a package for the Hugging Face kernel hub. "
+            "torch: PyTorch's scaled_dot_product_attention and varlen_attn call the kernels. "
+            "flash_attn: a package with functions of flash-attn 2, such as flash_attn_func. "
+            "torchtitan: torchtitan models call the kernels. Repeatable.",
         ),
     ] = ...,  # type: ignore[assignment]
     name: Annotated[
@@ -48,8 +48,8 @@ def adapt(
         typer.Option(
             "--name",
             metavar="NAME",
-            help="Name of a torch or flash_attn package. With several SPECs, the default is "
-            "the family.",
+            help="For torch and flash_attn: first part of the package name, as in NAME_torch. "
+            "Default: the name of the spec, or `attention` for several specs.",
         ),
     ] = None,
     check: Annotated[

@@ -21,15 +21,20 @@ Against = Annotated[
     typer.Option(
         metavar="PEERS",
         help="Implementations to compare with, comma-separated. "
-        "All families: eager is the formula in PyTorch operations. "
+        "All families: eager computes the formula with PyTorch operations. "
         "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, kgen-triton. "
-        "kgen-triton is your spec without the kernels for one chip. "
+        "flex is compiled FlexAttention. "
+        "flex-autotune is flex, compiled with mode max-autotune-no-cudagraphs. "
+        "flex-flash is flex with the FlashAttention backend. "
+        "sdpa is PyTorch's scaled_dot_product_attention. "
         "varlen is PyTorch's varlen_attn. "
-        "flex-flash is FlexAttention with the FlashAttention backend. "
+        "kgen-triton runs kgen's kernels for all GPUs instead of its Hopper kernels. "
         "Norms: torch, compile, liger, quack, copy. "
         "torch is rms_norm or layer_norm of torch.nn.functional. "
-        "compile is torch.compile of eager. copy copies a tensor. "
-        "chunk_output: fla. "
+        "compile is torch.compile of eager. "
+        "liger and quack are the libraries Liger-Kernel and QuACK. "
+        "copy copies a tensor. "
+        "chunk_output: fla is flash-linear-attention. "
         "Default: all except flex-autotune, flex-flash and eager.",
     ),
 ]
@@ -43,7 +48,7 @@ def bench(
         Optional[str],  # noqa: UP045
         typer.Option(
             metavar="SHAPE",
-            help="Size of the inputs. Several are separated by commas. "
+            help="Size of the inputs. Separate several sizes by commas. "
             "Attention: BATCHxHEADSxLENGTH, such as 2x16x8192. Norms: ROWSxWIDTH. "
             "chunk_output: TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS.",
         ),

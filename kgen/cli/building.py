@@ -38,7 +38,7 @@ Batch = Annotated[
         min=1,
         max=MOST["batch"],
         metavar="N",
-        help="Batch size of the decode kernels, for specs with `decode` in `passes`. "
+        help="Batch size of decode kernels, for specs whose field `passes` has `decode`. "
         "Rounded up to a power of two. Default: 1, 2, 4, 8, 16, 32 and 64. Repeatable.",
     ),
 ]
@@ -108,8 +108,8 @@ def build(
 ) -> int:
     """Compile kernels to machine code that runs without a compiler.
 
-    A spec may leave sizes open, such as `gqa: any`. Machine code needs their values. The options
-    `--gqa`, `--batch`, `--width` and `--heads` set them.
+    A spec may leave sizes open, such as `gqa: any`. Machine code needs fixed sizes. Set them with
+    `--gqa`, `--batch`, `--width` and `--heads`.
     """
     loaded, generated = load_specs(specs), generated or settings().generated
     asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}

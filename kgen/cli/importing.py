@@ -33,7 +33,9 @@ def import_(
     score: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--score", metavar="EXPR", help="The score_mod: a function, or a call that returns one."
+            "--score",
+            metavar="EXPR",
+            help="The score_mod: a function, or a call that returns a function.",
         ),
     ] = None,
     mask: Annotated[

@@ -102,7 +102,7 @@ Sanitizers = Annotated[
     typer.Option(
         "--sanitizer",
         metavar="TOOL",
-        help="Run one call per kernel file under this compute-sanitizer tool instead. "
+        help="Instead of cases, run each kernel file once under this compute-sanitizer tool. "
         "Tools: memcheck, racecheck, initcheck, synccheck. Repeatable.",
     ),
 ]
@@ -160,7 +160,11 @@ class Command(TyperCommand):
 
 Why = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--why", metavar="FILE", help="Show the recorded results of this file instead."),
+    typer.Option(
+        "--why",
+        metavar="FILE",
+        help="Show all recorded results of one kernel file. Example: generated/causal/triton.py.",
+    ),
 ]
 
 

@@ -55,8 +55,8 @@ def render(
 ) -> int:
     """Write (render) the kernels of specs.
 
-    Also delete kernels that no spec makes, unless `--single` is set. Kernels of specs that are not
-    named stay as they are.
+    With SPEC, kgen does not change the kernels of other specs. If a spec file was deleted, kgen
+    deletes its kernels. With `--single`, kgen deletes nothing.
     """
     from kgen.render import checking, project, writer
 

@@ -290,7 +290,8 @@ def status(
 ) -> int:
     """Show the last result of `kgen verify` for each rendered file.
 
-    Exit 1 if a file has no result since its last change. Exit 1 also if it differs from its spec.
+    Exit 1 if a file has no result since its last change. Exit 1 also if a file differs from its
+    spec.
     """
     if why:
         from kgen.cli.why import why as say

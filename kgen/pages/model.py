@@ -103,9 +103,9 @@ class Listing:
 
 SKIPPED, MASKED, FULL = ".", "+", "#"
 KINDS: Mapping[str, str] = {
-    SKIPPED: "never visited",
-    MASKED: "with the mask",
-    FULL: "without it",
+    SKIPPED: "not visited",
+    MASKED: "mask evaluated",
+    FULL: "mask not evaluated",
 }
 """The treatment of a tile, by its character."""
 

@@ -87,7 +87,7 @@ First
   forward  sm_90
   dq  any
   SQ = SK = 256; one character is 128 queries by 64 keys
-  . never visited   + with the mask   # without it
+  . not visited   + mask evaluated   # mask not evaluated
 
       .+#
       +#.
@@ -108,7 +108,7 @@ def test_markdown() -> None:
     )
     assert "each visits\n\n- `[0, n)`\n  - no mask is needed\n" in made
     assert "| kernel | chip |\n| --- | --- |\n| forward | sm_90 |" in made
-    assert "```\n. never visited   + with the mask   # without it\n\n.+#\n+#.\n```" in made
+    assert "```\n. not visited   + mask evaluated   # mask not evaluated\n\n.+#\n+#.\n```" in made
     assert made.endswith("`triton.py`\n\n```python\nfor i in x:\n    y\n```\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,15 @@ def test_tools_are_asked_to_leave_it_as_it_is(mark: str, said: list[str]) -> Non
     assert text.splitlines()[1:-3] == asked
     older = "".join(line for line in text.splitlines(keepends=True) if line.rstrip() not in asked)
     assert header.is_untouched(older), "what an older version wrote is not an edit"
+
+
+def test_headers_of_older_versions_are_read() -> None:
+    for text in (stamped("x = 1\n"), header.stamp_shared("x = 1\n", "#", inputs="0", spdx=None)):
+        older = re.sub(r"^# (inputs|body) \([^)]*\):", r"# \1:", text, flags=re.MULTILINE)
+        assert older.splitlines()[-3].startswith("# inputs: ")
+        assert older.splitlines()[-2] == f"# body: {header.digest('x = 1' + chr(10))}"
+        assert header.is_untouched(older)
+        assert header.inputs_hash(older) == header.inputs_hash(text)
 
 
 def test_new_then_unchanged_then_changed(generated: Path) -> None:

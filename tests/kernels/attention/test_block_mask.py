@@ -203,7 +203,7 @@ def test_explained() -> None:
     text = explain(load(LISTED[1]), Drawing(2048))
     assert "conditions that no range describes" in text
     assert "natten_2d_block_mask" in text
-    assert "with the mask" in text
+    assert "evaluates the mask in partial blocks" in text
     assert "++......++......" in text
     dilated = explain(load(ROOT / "specs/dilated.yaml"))
     assert "repeats every 4 positions" in dilated

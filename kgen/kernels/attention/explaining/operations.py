@@ -26,7 +26,7 @@ def operations(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Blo
     columns = {"as written": _as_written(written)}
     if plan.forward.masked:
         columns["in a tile with the mask"] = _in_loop(plan, masked=True)
-    columns["in a tile without it" if plan.forward.masked else "in the loop"] = _in_loop(
+    columns["in a tile without the mask" if plan.forward.masked else "in the loop"] = _in_loop(
         plan, masked=False
     )
     yield counts(columns)

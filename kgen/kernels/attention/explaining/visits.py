@@ -45,7 +45,7 @@ def _lists(plan: AttentionPlan, mask: BlockMask) -> Iterator[Block]:
         words(
             f"A block has {BLOCK_SIZE} queries and {BLOCK_SIZE} keys. A tile of queries visits its "
             "listed blocks\n"
-            "of keys: partial blocks with the mask, full blocks without it."
+            "of keys. It evaluates the mask in partial blocks, but not in full blocks."
         )
     )
     if plan.backward:

@@ -142,16 +142,17 @@ class Lag:
     def counter_wait(self) -> Statement:
         """The statement that waits before the producer uses the tile counter."""
         if not self.given:
-            return _wait("the counter is zero only after this")
-        early = _wait("forward kernels start before the counter is zero")
+            return _wait("the kernel that zeroes the counter may still run")
+        early = _wait(
+            "forward (LAG > 0) starts early: the kernel that zeroes the counter may still run"
+        )
         return If(row("gt", "LAG", 0), (early,))
 
     @property
     def last_wait(self) -> list[Statement]:
         """The final wait of a producer that also serves dq."""
         why = (
-            "dq overlaps the dk and dv kernel, but must not end first: "
-            "later kernels wait only for dq"
+            "dq overlaps the dk and dv kernel, but must end last: the next kernel waits only for dq"
         )
         return [_wait(why)] if self.given else []
 

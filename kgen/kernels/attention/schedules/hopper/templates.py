@@ -73,8 +73,6 @@ class SharedParts(Common, Template):
     template: ClassVar[str] = "attention/hopper/_shared.j2"
     language: ClassVar[str] = GLUON
 
-    others: str
-    """The consumers, in words."""
     item_size: int
     """Number of values in a slot of the tile scheduler."""
     forward: bool
@@ -148,12 +146,10 @@ def file_of(
 def _shared_parts(hopper: Kernels, kernels: Lowering) -> SharedParts:
     common, forward = hopper.common, hopper.forward
     tiles = [kernel.published for kernel in (forward, hopper.dkdv) if kernel is not None]
-    chained = forward is not None and forward.tile.chained
     linear = any(loop.bias is not None for loop in hopper.of_queries)
     return filled(
         SharedParts,
         common,
-        others="two others" if forward is None or chained else "the others",
         item_size=max(tile.size for tile in tiles),
         forward=forward is not None,
         key_slots=key_slots(common.k),

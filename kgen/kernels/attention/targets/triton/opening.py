@@ -117,6 +117,8 @@ class Prelude(Template):
 
     constants: list[Statement]
     tile_tables: list[TileTable]
+    by_tma: bool
+    """True if a row of a table may have TMA=True."""
     functions: list[Template]
     """The functions that several kernels call, except helpers of expressions."""
     helpers: list[str]
@@ -148,6 +150,9 @@ def formula_of(spec: AttentionSpec) -> str:
         if text is not None:
             first, *rest = (line.with_values(values).in_docstring() for line in text.lines())
             lines += [f"{label} = {first}", *(" " * (len(label) + 3) + line for line in rest)]
+    if lines and spec.aligned_to_end:
+        keys = "kv_lens[b]" if spec.per_batch else "SK"
+        lines.append(f"q_idx of query i = {keys} - SQ + i")
     if spec.sinks:
         lines.append("softmax: exp(sinks[h]) is one more term of each row's sum, without a value")
     return "\n".join(lines)

@@ -187,6 +187,7 @@ class _File:
         return Prelude(
             constants=[*self._sizes(), *(constant(n.upper(), repr(params[n].value)) for n in own)],
             tile_tables=[*tables, *(table for of in reversed(self.made) for table in of.tables)],
+            by_tma=self.launcher.needs.by_tma,
             functions=functions,
             helpers=in_order(frozenset().union(*(of.helpers for of in self.made))),
         )
