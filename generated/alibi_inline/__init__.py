@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 62d7e16653e15b3e
-# body: f581808fc7e7e1aa
+# inputs (hash of spec and templates): 62d7e16653e15b3e
+# body (hash of the text below): f581808fc7e7e1aa
 """Causal attention with ALiBi slopes computed from the head's index.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6694c3784a8d0aa2
-# body: 19f4723793177a3f
+# inputs (hash of spec and templates): 6694c3784a8d0aa2
+# body (hash of the text below): 19f4723793177a3f
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1ab06c59bc8705ee
-# body: c020f3bfa62fbf3e
+# inputs (hash of spec and templates): 52789c78959bc1f3
+# body (hash of the text below): 11a5977563b060d2
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -30,8 +30,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
-# It owns the adjacent columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8 columns.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows 16w + l // 4 and
+# 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -48,20 +48,18 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
-# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
-# consumers,
-# compute 64 rows of a tile each.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
-# that
-# are constant in a loop over tiles.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
+# the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
+# of slots in shared memory. Each consumer computes 64 rows of a tile.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
+# warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
-    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
-    empty."""
+    """Slots of shared memory. The full barrier of a slot completes when the data has arrived. The empty barrier
+    completes when all consumers have released the slot. Slots start empty: a wait for parity 1 on a fresh barrier
+    returns at once."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -85,7 +83,7 @@ def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
 
 @gluon.jit
 def _ring(slots, SLOTS: tl.constexpr, WRITERS: tl.constexpr, READERS: tl.constexpr):
-    """Build a ring. WRITERS and READERS are the arrivals that complete a full and an empty barrier."""
+    """Build a ring. A full barrier completes after WRITERS arrivals, an empty barrier after READERS arrivals."""
     return Ring(slots, _barriers(SLOTS, WRITERS), _barriers(SLOTS, READERS))
 
 
@@ -158,8 +156,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
-    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
+    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
+    # for the release of tile i - n. A ring with SLOTS slots makes the same wait before it loads tile `after`.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -283,7 +281,7 @@ def _hopper_producer(
     args, problem, GQA: tl.constexpr, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. For each, load the K and V tiles that it attends to; V follows K by LAG tiles."""
+    """Publish tiles of queries. For each tile, load the K and V tiles that it attends to; V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -322,11 +320,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # forward kernels start before the counter is zero
+            gdc_wait()  # forward (LAG > 0) starts early: the kernel that zeroes the counter may still run
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: the next kernel waits only for dq
 
 
 @gluon.jit
@@ -361,7 +359,7 @@ def _hopper_softmax(
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & allowed_at & (fixed.q_idx[:, None] >= kv_idx[None, :])
         qk = gl.where(mask, qk, float("-inf"))
-    # Lazy rescaling: raise m_i only if the row maximum exceeds it by more than 8. p stays at most 2^8, and acc is
+    # Lazy rescaling: raise m_i only if the row maximum exceeds m_i by more than 8. p stays at most 2^8, and acc is
     # seldom rescaled.
     m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
@@ -389,8 +387,8 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
-        # wait for P @ V above the softmax.
+        # This second wait returns at once, because the tile has arrived. A wait on an mbarrier compiles to a loop, and
+        # ptxas moves no wgmma wait across this loop. Otherwise, it would move the wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
         # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -694,12 +692,12 @@ def _dkdv_hopper_producer(
             row = (b * problem.HQ + h) * gl.cdiv(problem.SK, BLOCK_SIZE) + kv_start // BLOCK_SIZE
             n_partial, n_full = gl.load(args.q_num_blocks_ptr + row), gl.load(args.full_q_num_blocks_ptr + row)
             n_tiles = gl.maximum(gl.cdiv((n_partial + n_full) * BLOCK_SIZE, BLOCK_M), 0)
-            # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
-            # registers
-            # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
+            # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
+            # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not
+            # run, the second loop accesses illegal addresses.
             n_masked = n_tiles - gl.maximum(gl.cdiv(n_full * BLOCK_SIZE, BLOCK_M), 0)
             n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
-            # TMA reads zeros for keys past SK. Their p = 2^(s - lse) can overflow to inf, and inf * 0 is NaN.
+            # TMA reads zeros for keys past SK. For these keys, p = 2^(s - lse) can overflow to inf, and inf * 0 is NaN.
             # So mask every tile of queries if the KV tile is partial.
             n_masked = gl.where(kv_start + BLOCK_N > problem.SK, n_tiles, n_masked)
             _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, row, n_masked, n_tiles))
@@ -729,9 +727,10 @@ def _dkdv_hopper_producer(
 
 
 # dq, dk and dv in one kernel: five products per tile instead of the seven of two kernels. Each consumer computes dS^T
-# of half of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the
-# columns of dS @ K to a float32 sum in global memory. Without the flag DQ, another kernel computes
-# dq, and all gradients are deterministic.
+# for half of the keys of a tile. dq sums over all keys, so both consumers store dS^T in shared memory. Each consumer
+# then adds half of the columns of dS @ K to a float32 sum in global memory. The order of these additions varies.
+# The constant DQ of the kernel selects this. If DQ is false, the kernel computes only dk and dv. Another kernel then
+# computes dq, and all gradients are deterministic.
 
 
 @gluon.jit
@@ -747,7 +746,8 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
     ROWS: tl.constexpr = k_a.shape[0]
     HALF_D: tl.constexpr = k_a.shape[1] // 2
     k_a, k_b = k_a.slice(HALF * HALF_D, HALF_D, 1), k_b.slice(HALF * HALF_D, HALF_D, 1)
-    # Before the first queries of a KV tile, the slot holds old data, and the caller ignores the result.
+    # For the first queries of a KV tile, there is no previous tile i. The wait returns at once, the slot holds old
+    # data, and the caller ignores the product.
     mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)
     ds = ds_tiles.slots.index(i & 1)
     zero = gl.full([ds.shape[1], HALF_D], 0.0, gl.float32, layout=LAYOUT)
@@ -758,8 +758,7 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
 @gluon.jit
 def _add_to_dq(dq_sum_ptr, tile, dq):
     """Add dq [64, 64], one half of the columns of a tile, to the sum of the tile. The sum has the order of the threads'
-    registers, so that
-    each atomic adds four adjacent numbers."""
+    registers, so that each atomic adds four adjacent numbers."""
     # Thread t of 128 owns elements 512 * i + 4 * t to 512 * i + 4 * t + 3.
     FLAT: tl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
     # Axes of an accumulator of wgmma: a row is (warp, 2, lane // 4), a column (8, lane % 4, 2).
@@ -830,8 +829,8 @@ def _backward_hopper_tiles(
             dq_async = _async_ds_dot_k(ds_tiles, n_used - 1, k_a, k_b, CONSUMER, SCORES)
         dk_async = _async_dot(dk, ds, q, OUT)
         if DQ:
-            # The slot is free: tile n_used - 2 had it. Both consumers completed the dq product of that tile before
-            # they arrived for tile n_used - 1.
+            # Tile n_used - 2 used this slot. Both consumers completed the dq product of that tile before they arrived
+            # for tile n_used - 1. `_async_ds_dot_k` has waited for both arrivals, so the slot is free.
             ds_tiles.slots.index(n_used & 1).slice(CONSUMER * k.shape[0], k.shape[0]).store(ds)
             fence_async_shared()
             barrier()
@@ -845,8 +844,8 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Zero: n_used >> 31 is always 0, but the compiler cannot know it. Without this line it hoists the addresses
-        # of K and V out of the loop and spills them.
+        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot
 
@@ -937,7 +936,8 @@ def _backward_hopper_kernel(
         allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, B, HQ, SQ, SK,
         scale,
     )
-    # Slots for halves of K and V. Without DQ, there is room for two tiles. With DQ, dS^T needs the room of one.
+    # A KV tile has four slots: two halves of K, and two halves of V. Without DQ, there are slots for two KV tiles. With
+    # DQ, dS^T uses the memory of the second KV tile.
     KV_SLOTS: tl.constexpr = 4 if DQ else 8
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
     q_slots = QuerySlots(
@@ -1039,8 +1039,8 @@ def _gluon_rows(x, n):
 
 
 def _in_one_kernel(SK, n_tiles, device):
-    """True if one kernel computes dq, dk and dv. It is faster than two concurrent kernels if there is enough work. Its
-    atomic additions to dq are not deterministic."""
+    """True if one kernel computes dq, dk and dv. With enough work, one kernel is faster than two concurrent kernels.
+    The atomic additions to dq are not deterministic."""
     enough = SK >= 2560 and 2 * n_tiles >= 3 * _multiprocessors(device)
     return enough and not torch.are_deterministic_algorithms_enabled()
 
@@ -1061,11 +1061,11 @@ def backward_on_hopper(
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
-    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
+    # Each tensor has one descriptor, for tiles of 64 rows. Kernels load larger tiles in halves.
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
-    # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
-    # last tiles of dk and dv.
+    # Programmatic dependent launch: the dk and dv kernel starts before the delta kernel ends, and waits for delta
+    # before its first use. The dq kernel overlaps the last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HKV, _multiprocessors(q.device))
     in_one = dq_sum is not None
     _launch(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2484d3bff28d3cbb
-# body: 92d2dfb14dfcfea5
+# inputs (hash of spec and templates): 472a0df84cae9b99
+# body (hash of the text below): b26af9aadf96f003
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -44,15 +44,15 @@ try:
 except ModuleNotFoundError:
     raise ImportError("block_sparse: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
-# portable kernels of this file run.
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 BLOCK_SIZE = tl.constexpr(128)  # queries and keys of a block of the block mask
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -937,8 +937,8 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
     block_mask: a result of block_sparse_block_mask for these sizes. Without it, every call builds one.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

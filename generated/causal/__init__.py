@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3c0ae70d542184f1
-# body: e1cf86e4e4249995
+# inputs (hash of spec and templates): 3c0ae70d542184f1
+# body (hash of the text below): e1cf86e4e4249995
 """Attention of every query to the keys up to its own position.
 
 triton.py defines the function, and needs no other file of this folder.

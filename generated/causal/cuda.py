@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 30880b1c26b55c01
-# body: be20852f22484c63
+# inputs (hash of spec and templates): 30880b1c26b55c01
+# body (hash of the text below): be20852f22484c63
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 479c8d7fadd54d23
-# body: 29c9603e47e1fc23
+# inputs (hash of spec and templates): 479c8d7fadd54d23
+# body (hash of the text below): 29c9603e47e1fc23
 """Causal attention with ALiBi slopes read from a tensor.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a9dfe892424a20c8
-# body: 5538b9de75a72a11
+# inputs (hash of spec and templates): a9dfe892424a20c8
+# body (hash of the text below): 5538b9de75a72a11
 """Attention of every query to the keys up to its own position, heads of 64.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 261283b4d82e38ad
-# body: 4da864d049a6fe3a
+# inputs (hash of spec and templates): 261283b4d82e38ad
+# body (hash of the text below): 4da864d049a6fe3a
 """Causal attention in fp32, products in three TF32 passes.
 
 triton.py defines the function, and needs no other file of this folder.

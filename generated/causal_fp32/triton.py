@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ac5a9800fbbfe946
-# body: 63dc969635f4e189
+# inputs (hash of spec and templates): 901351cc159f143b
+# body (hash of the text below): 708c7d1407ef8d95
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -43,8 +43,8 @@ except ModuleNotFoundError:
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),]
 _DQ_TILES = [((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),]
 _DKDV_TILES = [((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),]
@@ -75,12 +75,12 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
+            # Begin at tile `turn % n_tiles`. Programs differ in `turn`, so they do not all read the same lines of L2.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -211,12 +211,12 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
+            # Begin at tile `turn % n_tiles`. Programs differ in `turn`, so they do not all read the same lines of L2.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -569,8 +569,8 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], fp32, any strides; HQ is equal to HKV.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
-    Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 64], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

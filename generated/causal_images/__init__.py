@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 772ad230a9b546b4
-# body: 69f39746abf7b581
+# inputs (hash of spec and templates): 772ad230a9b546b4
+# body (hash of the text below): 69f39746abf7b581
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
 triton.py defines the function, and needs no other file of this folder.

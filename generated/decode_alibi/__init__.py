@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 592768933e34f7b7
-# body: 4e55399f4383829f
+# inputs (hash of spec and templates): 592768933e34f7b7
+# body (hash of the text below): 4e55399f4383829f
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
 triton.py defines the function, and needs no other file of this folder.

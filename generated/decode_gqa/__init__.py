@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e8341e62a6778c34
-# body: 0fd516a82caf5856
+# inputs (hash of spec and templates): e8341e62a6778c34
+# body (hash of the text below): 0fd516a82caf5856
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a8de5c1b949c2517
-# body: cf202e1a8f4b5953
+# inputs (hash of spec and templates): 2387402a9fe5d0dd
+# body (hash of the text below): 764fc303ea74d2d9
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx
+    q_idx of query i = kv_lens[b] - SQ + i
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
 
 Needs Triton 3.4 (torch 2.8) or newer.
@@ -42,14 +43,14 @@ try:
 except ModuleNotFoundError:
     raise ImportError("decode_gqa: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
-# portable kernels of this file run.
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -89,12 +90,12 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
+            # Begin at tile `turn % n_tiles`. Programs differ in `turn`, so they do not all read the same lines of L2.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -206,7 +207,10 @@ def _splits_by_batch(
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Return the number of splits of each sequence, [BATCHES]. There are at most `slots` splits in total."""
+    """Return the number of splits of each sequence, [BATCHES].
+
+    All sequences together have at most `slots` splits, because the workspace has one slot per split.
+    """
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
     first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
@@ -265,7 +269,10 @@ def _decode_kernel(
     splits, BATCHES: tl.constexpr, SPLIT: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Compute BLOCK_M rows of one (b, KV head) over one split of the keys. A row is a (query, query head) pair."""
+    """Compute BLOCK_M rows of one (b, KV head) over one split of the keys.
+
+    A row is a (query, query head) pair. Here, q_idx counts the queries of the call from 0.
+    """
     HKV = HQ // GQA
     row_tiles = tl.cdiv(SQ * GQA, BLOCK_M)
     pid = tl.program_id(0)
@@ -420,7 +427,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
     if programs < 4 * at_once:
-        splits = max(splits, min(most, 2))  # an average: long sequences take slots that short ones leave
+        splits = max(splits, min(most, 2))  # per sequence on average: long sequences use slots that short ones leave
     part = part_lse = None
     if splits > 1:
         part = q.new_empty((B * splits, HQ, SQ, 128), dtype=torch.float32)
@@ -528,8 +535,8 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
     Query i has position kv_lens[b] - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """

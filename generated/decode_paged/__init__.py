@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cafd6ab8c876139d
-# body: e32bb502dabd4e2a
+# inputs (hash of spec and templates): cafd6ab8c876139d
+# body (hash of the text below): e32bb502dabd4e2a
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9707040d6a34fe2b
-# body: 3361cac0f1fd4b45
+# inputs (hash of spec and templates): 412012e6e0660519
+# body (hash of the text below): b95ddf7226eaffbd
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx
+    q_idx of query i = kv_lens[b] - SQ + i
     q [B, HQ, SQ, 128], k [pages, 64, HKV, 128], v [pages, 64, HKV, 128] -> out [B, HQ, SQ, 128], bf16
 
 Needs Triton 3.4 (torch 2.8) or newer.
@@ -41,14 +42,13 @@ try:
 except ModuleNotFoundError:
     raise ImportError("decode_paged: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
-# portable kernels of this file run.
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
 _DECODE_TILES = [
     ((100, 90, 80), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=3)),
     ((), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=2)),
@@ -85,7 +85,10 @@ def _splits_by_batch(
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Return the number of splits of each sequence, [BATCHES]. There are at most `slots` splits in total."""
+    """Return the number of splits of each sequence, [BATCHES].
+
+    All sequences together have at most `slots` splits, because the workspace has one slot per split.
+    """
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
     first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
@@ -149,7 +152,10 @@ def _decode_kernel(
     splits, BATCHES: tl.constexpr, SPLIT: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Compute BLOCK_M rows of one (b, KV head) over one split of the keys. A row is a (query, query head) pair."""
+    """Compute BLOCK_M rows of one (b, KV head) over one split of the keys.
+
+    A row is a (query, query head) pair. Here, q_idx counts the queries of the call from 0.
+    """
     HKV = HQ // GQA
     row_tiles = tl.cdiv(SQ * GQA, BLOCK_M)
     pid = tl.program_id(0)
@@ -299,7 +305,7 @@ def _decode(q, k, v, block_table, kv_lens, scale, out, lse, store_lse):
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
     if programs < 4 * at_once:
-        splits = max(splits, min(most, 2))  # an average: long sequences take slots that short ones leave
+        splits = max(splits, min(most, 2))  # per sequence on average: long sequences use slots that short ones leave
     part = part_lse = None
     if splits > 1:
         part = q.new_empty((B * splits, HQ, SQ, 128), dtype=torch.float32)
@@ -396,8 +402,8 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
     Query i has position kv_lens[b] - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3515b8814a4b2191
-# body: 7a8ea49a5c6757ed
+# inputs (hash of spec and templates): 3515b8814a4b2191
+# body (hash of the text below): 7a8ea49a5c6757ed
 """Causal attention to the last 1024 positions of a KV cache.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ccb71ab0f583f31c
-# body: 74e22902860e2ace
+# inputs (hash of spec and templates): ccb71ab0f583f31c
+# body (hash of the text below): 74e22902860e2ace
 """Causal attention to every fourth position back from the query.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df0635eb6614072c
-# body: a002462e8cf623ac
+# inputs (hash of spec and templates): df0635eb6614072c
+# body (hash of the text below): a002462e8cf623ac
 """Causal self-attention within each document of a packed sequence.
 
 triton.py defines the function, and needs no other file of this folder.

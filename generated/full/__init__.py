@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0bfdfae262a197e0
-# body: 40793b30b4856ab2
+# inputs (hash of spec and templates): 0bfdfae262a197e0
+# body (hash of the text below): 40793b30b4856ab2
 """Attention of every query to every key.
 
 triton.py defines the function, and needs no other file of this folder.

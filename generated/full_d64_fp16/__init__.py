@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 23a77013f79459c6
-# body: 58afcd7f97b158eb
+# inputs (hash of spec and templates): 23a77013f79459c6
+# body (hash of the text below): 58afcd7f97b158eb
 """Attention of every query to every key, heads of 64 in fp16.
 
 triton.py defines the function, and needs no other file of this folder.

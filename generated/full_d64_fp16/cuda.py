@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8b4a135e4be970be
-# body: 9de1ecb49bac95a9
+# inputs (hash of spec and templates): 8b4a135e4be970be
+# body (hash of the text below): 9de1ecb49bac95a9
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse

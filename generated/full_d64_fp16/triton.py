@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f4b87c5dc05fe8c6
-# body: 8d7805f71f6c711e
+# inputs (hash of spec and templates): e1309be815745297
+# body (hash of the text below): 45f857b38f54b64d
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -43,14 +43,14 @@ try:
 except ModuleNotFoundError:
     raise ImportError("full_d64_fp16: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
-# portable kernels of this file run.
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=128, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -94,12 +94,12 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
+            # Begin at tile `turn % n_tiles`. Programs differ in `turn`, so they do not all read the same lines of L2.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -231,12 +231,12 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
+            # Begin at tile `turn % n_tiles`. Programs differ in `turn`, so they do not all read the same lines of L2.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -339,12 +339,12 @@ def _dkdv_tiles(
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
     for i in tl.range(0, n_tiles):
         if TMA:
             q_start = q_lo + i * BLOCK_M
         else:
-            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
+            # Begin at tile `turn % n_tiles`. Programs differ in `turn`, so they do not all read the same lines of L2.
             q_start = q_lo + (i + turn) % wrap * BLOCK_M
         q_idx = q_start + offs_m
         if MASKED:
@@ -643,8 +643,8 @@ def full_d64_fp16(q, k, v, *, scale=None, return_lse=False):
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], fp16, any strides; HQ is equal to HKV.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
-    Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 64], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

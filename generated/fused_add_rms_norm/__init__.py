@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 83279984a0333996
-# body: a88b56f2fcb473f0
+# inputs (hash of spec and templates): 83279984a0333996
+# body (hash of the text below): a88b56f2fcb473f0
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4cd6ec62c29de11e
-# body: eb450b3b6843ef78
+# inputs (hash of spec and templates): 4cd6ec62c29de11e
+# body (hash of the text below): eb450b3b6843ef78
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16

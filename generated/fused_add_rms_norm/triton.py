@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e066aec763f92c3a
-# body: 59f4d907ff78198e
+# inputs (hash of spec and templates): e066aec763f92c3a
+# body (hash of the text below): 59f4d907ff78198e
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 68a2467829fdc46c
-# body: 918c00a0a899741f
+# inputs (hash of spec and templates): 68a2467829fdc46c
+# body (hash of the text below): 918c00a0a899741f
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

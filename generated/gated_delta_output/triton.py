@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9cb7f8a05c68945e
-# body: 265a7616d60da3ce
+# inputs (hash of spec and templates): 9cb7f8a05c68945e
+# body (hash of the text below): 265a7616d60da3ce
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d1dd6a9f06ed53c8
-# body: bbe4801b362a9a89
+# inputs (hash of spec and templates): d1dd6a9f06ed53c8
+# body (hash of the text below): bbe4801b362a9a89
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 86828cf7fdea5f90
-# body: 904da186c53728d2
+# inputs (hash of spec and templates): 86828cf7fdea5f90
+# body (hash of the text below): 904da186c53728d2
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e4c5e60fbebbdee9
-# body: 2b6d0666a0745dc3
+# inputs (hash of spec and templates): e4c5e60fbebbdee9
+# body (hash of the text below): 2b6d0666a0745dc3
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 67fc1858d943ee62
-# body: b8ef6ad860a0f409
+# inputs (hash of spec and templates): 67fc1858d943ee62
+# body (hash of the text below): b8ef6ad860a0f409
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ee6d62a4f62f1c46
-# body: 007c8ddca8b66cbd
+# inputs (hash of spec and templates): ee6d62a4f62f1c46
+# body (hash of the text below): 007c8ddca8b66cbd
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens

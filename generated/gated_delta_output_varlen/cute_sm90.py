@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 61779ddc15901b19
-# body: 4e7cdea28863f174
+# inputs (hash of spec and templates): 61779ddc15901b19
+# body (hash of the text below): 4e7cdea28863f174
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens

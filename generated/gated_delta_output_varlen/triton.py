@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9b830f90bdc500e9
-# body: ea0ebd9313c11454
+# inputs (hash of spec and templates): 9b830f90bdc500e9
+# body (hash of the text below): ea0ebd9313c11454
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cb420f784c669289
-# body: 4cf4bc592594b42b
+# inputs (hash of spec and templates): cb420f784c669289
+# body (hash of the text below): 4cf4bc592594b42b
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

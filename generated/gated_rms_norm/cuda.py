@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4d55e3e1014aa195
-# body: b8a3d08ed0e2e7d3
+# inputs (hash of spec and templates): 4d55e3e1014aa195
+# body (hash of the text below): b8a3d08ed0e2e7d3
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x

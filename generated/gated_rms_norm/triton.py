@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1174bacb50f62404
-# body: 50d4b5bd3090efab
+# inputs (hash of spec and templates): 1174bacb50f62404
+# body (hash of the text below): 50d4b5bd3090efab
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x

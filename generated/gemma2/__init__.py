@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e078787c74c285ac
-# body: 530bfef4cea2970c
+# inputs (hash of spec and templates): e078787c74c285ac
+# body (hash of the text below): 530bfef4cea2970c
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2f78fc583803b3a8
-# body: 0b07996a3742b8b8
+# inputs (hash of spec and templates): f5c3d8ddfea0668c
+# body (hash of the text below): 9bf4335a42197d10
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -29,8 +29,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
-# It owns the adjacent columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8 columns.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows 16w + l // 4 and
+# 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -47,20 +47,18 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
-# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
-# consumers,
-# compute 64 rows of a tile each.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
-# that
-# are constant in a loop over tiles.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
+# the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
+# of slots in shared memory. Each consumer computes 64 rows of a tile.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
+# warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
-    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
-    empty."""
+    """Slots of shared memory. The full barrier of a slot completes when the data has arrived. The empty barrier
+    completes when all consumers have released the slot. Slots start empty: a wait for parity 1 on a fresh barrier
+    returns at once."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -81,7 +79,7 @@ def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
 
 @gluon.jit
 def _ring(slots, SLOTS: tl.constexpr, WRITERS: tl.constexpr, READERS: tl.constexpr):
-    """Build a ring. WRITERS and READERS are the arrivals that complete a full and an empty barrier."""
+    """Build a ring. A full barrier completes after WRITERS arrivals, an empty barrier after READERS arrivals."""
     return Ring(slots, _barriers(SLOTS, WRITERS), _barriers(SLOTS, READERS))
 
 
@@ -154,8 +152,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
-    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
+    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
+    # for the release of tile i - n. A ring with SLOTS slots makes the same wait before it loads tile `after`.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -300,7 +298,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["q_idx", "core_scale", "q
 def _hopper_producer(
     args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. For each, load the K and V tiles that it attends to."""
+    """Publish tiles of queries. For each tile, load the K and V tiles that it attends to."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -342,7 +340,7 @@ def _hopper_producer(
                 async_load(args.v_desc, [b, h_kv, v_start, 0], full, v_slot)
             n_fetched += 1
         i += 1
-        gdc_wait()  # the counter is zero only after this
+        gdc_wait()  # the kernel that zeroes the counter may still run
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
@@ -401,8 +399,8 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             (j < n_last_masked) | (j >= n_tiles - n_first_masked), PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
-        # wait for P @ V above the softmax.
+        # This second wait returns at once, because the tile has arrived. A wait on an mbarrier compiles to a loop, and
+        # ptxas moves no wgmma wait across this loop. Otherwise, it would move the wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
         # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -434,8 +432,8 @@ def _hopper_consumer(
         acc = gl.full([OWN_M, 256], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
-        # The published tiles are for both halves of the rows. Find the tiles that this half needs, and those that it
-        # masks.
+        # The producer publishes tiles for both halves of the rows. Find the tiles that this half needs, and the tiles
+        # that it masks.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
         own_hi = gl.minimum(q_last + 1, problem.SK)
@@ -557,8 +555,8 @@ def _dq_hopper_tiles(
     """Add dS @ K to dq for the tiles of keys [j_lo, j_hi). V has one slot, which is released when dP is complete."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, kv_lo, n_tiles, BLOCK_N)
-        # n_used >> 31 is always 0, but the compiler cannot know it. Without this line, it hoists the addresses of q
-        # and do out of the loop and spills them.
+        # n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists the
+        # addresses of q and do out of the loop and spills them.
         at = half + (n_used >> 31)
         q, do = _slot(q_ring.slots, at), _slot(do_ring.slots, at)
         k = _consumer_tile(k_ring, n_used)
@@ -600,8 +598,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(q_idx, core_scale, qk_scale, problem.SK)
         dq = gl.full([OWN_M, 256], 0.0, gl.float32, layout=OUT)
-        # The published tiles are for both halves of the rows. Find the tiles that this half needs, and those that it
-        # masks.
+        # The producer publishes tiles for both halves of the rows. Find the tiles that this half needs, and the tiles
+        # that it masks.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
         own_hi = gl.minimum(q_last + 1, problem.SK)
@@ -679,7 +677,7 @@ def _dq_hopper_producer(
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, but must not end before it
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: the next kernel waits only for dq
 
 
 @gluon.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
@@ -711,8 +709,8 @@ def _dq_hopper_kernel(
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """Return the first position of the i-th tile. Boundary tiles come first: n_first_masked at the start of the range,
-    and n_masked - n_first_masked at its end."""
+    """Return the first position of the tile that the loop visits in step i. The loop visits masked tiles first:
+    n_first_masked tiles at the start of the range, then n_masked - n_first_masked tiles at the end of the range."""
     tile = gl.where(
         i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
     )
@@ -756,9 +754,9 @@ def _dkdv_hopper_producer(
             q_full_hi = gl.minimum(kv_start + WINDOW, problem.SQ) // BLOCK_M * BLOCK_M
             n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
             n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-            # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
-            # registers
-            # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
+            # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
+            # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not
+            # run, the second loop accesses illegal addresses.
             n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
             n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
             _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
@@ -1004,11 +1002,11 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq, 
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
-    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
+    # Each tensor has one descriptor, for tiles of 64 rows. Kernels load larger tiles in halves.
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
-    # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
-    # last tiles of dk and dv.
+    # Programmatic dependent launch: the dk and dv kernel starts before the delta kernel ends, and waits for delta
+    # before its first use. The dq kernel overlaps the last tiles of dk and dv.
     programs = min(_cdiv(SK, 64) * B * HKV, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,

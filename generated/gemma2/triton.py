@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8d68a4cbd0ab8b7e
-# body: 25a6a88b241afc7a
+# inputs (hash of spec and templates): be3ea44792a69298
+# body (hash of the text below): dd5551ca367a1997
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -45,16 +45,16 @@ try:
 except ModuleNotFoundError:
     raise ImportError("gemma2: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
-# portable kernels of this file run.
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 CAP = tl.constexpr(50.0)
 WINDOW = tl.constexpr(4096)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=False)),
@@ -666,8 +666,8 @@ def gemma2(q, k, v, *, scale=None, return_lse=False):
     q [B, HQ, SQ, 256], k [B, HKV, SK, 256], v [B, HKV, SK, 256], bf16, any strides; HQ is 2 times HKV.
     scale: multiplies q @ k^T, positive; 1 / sqrt(256) by default.
 
-    Returns out [B, HQ, SQ, 256], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 256], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

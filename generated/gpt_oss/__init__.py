@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 87a9bbd428d737a1
-# body: c032b059cacbfcc7
+# inputs (hash of spec and templates): 87a9bbd428d737a1
+# body (hash of the text below): c032b059cacbfcc7
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9cd1948e307feab2
-# body: fc9dc2d7860c1a71
+# inputs (hash of spec and templates): 6f6505524159850c
+# body (hash of the text below): 78a3593e5c18bac2
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -45,15 +45,15 @@ try:
 except ModuleNotFoundError:
     raise ImportError("gpt_oss: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
-# portable kernels of this file run.
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(128)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
@@ -657,8 +657,8 @@ def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
     sinks: [HQ] float32, bfloat16 or float16, logits in the softmax that have no row of v.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
-    Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and its sink.
+    Returns out [B, HQ, SQ, 64], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and its sink.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

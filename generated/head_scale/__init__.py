@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cb0c690ee46aadc7
-# body: 8b95be6a4ef37a7f
+# inputs (hash of spec and templates): cb0c690ee46aadc7
+# body (hash of the text below): 8b95be6a4ef37a7f
 """Attention with a learned temperature for each head.
 
 triton.py defines the function, and needs no other file of this folder.

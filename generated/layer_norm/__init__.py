@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8e1ae07ebf51bdc5
-# body: a3d6555462ced609
+# inputs (hash of spec and templates): 8e1ae07ebf51bdc5
+# body (hash of the text below): a3d6555462ced609
 """Layer norm over the last dimension, with weight and bias.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 07614081790dac48
-# body: 7b064e925dfc9e0f
+# inputs (hash of spec and templates): 07614081790dac48
+# body (hash of the text below): 7b064e925dfc9e0f
 """Layer norm over the last dimension, with weight and bias.
 
     h = x

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3a8370737bec541d
-# body: 5aa316f6bd1c9c8c
+# inputs (hash of spec and templates): 3a8370737bec541d
+# body (hash of the text below): 5aa316f6bd1c9c8c
 """Layer norm over the last dimension, with weight and bias.
 
     h = x

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: efe95f178729dcd4
-# body: 8b105119225c7fbe
+# inputs (hash of spec and templates): efe95f178729dcd4
+# body (hash of the text below): 8b105119225c7fbe
 """Layer norm of rows of 65536 elements.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 47c1e19e44aa6a58
-# body: 39e8977bf6093d34
+# inputs (hash of spec and templates): 47c1e19e44aa6a58
+# body (hash of the text below): 39e8977bf6093d34
 """Layer norm of rows of 65536 elements.
 
     h = x

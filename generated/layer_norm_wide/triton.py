@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 787826c485ec37da
-# body: 6ac46aa1ceda2d47
+# inputs (hash of spec and templates): 787826c485ec37da
+# body (hash of the text below): 6ac46aa1ceda2d47
 """Layer norm of rows of 65536 elements.
 
     h = x

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: af4f43338078bac3
-# body: 57a1269661d3a7a8
+# inputs (hash of spec and templates): af4f43338078bac3
+# body (hash of the text below): 57a1269661d3a7a8
 """The output step of chunked linear attention without decay.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4ae90f30e1f96ed5
-# body: db5d05637ace2030
+# inputs (hash of spec and templates): 4ae90f30e1f96ed5
+# body (hash of the text below): db5d05637ace2030
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 775461d21a4aef63
-# body: c5beb6ecb7a63e37
+# inputs (hash of spec and templates): 775461d21a4aef63
+# body (hash of the text below): c5beb6ecb7a63e37
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e1bb886b744f0624
-# body: 7135a46551d61b12
+# inputs (hash of spec and templates): e1bb886b744f0624
+# body (hash of the text below): 7135a46551d61b12
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 95349d7fced04457
-# body: 83588569fd4e6a0f
+# inputs (hash of spec and templates): 95349d7fced04457
+# body (hash of the text below): 83588569fd4e6a0f
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
 triton.py defines the function, and needs no other file of this folder.

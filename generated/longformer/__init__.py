@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 20ea088e59fb7950
-# body: bfec7ee9c4b0ed93
+# inputs (hash of spec and templates): 20ea088e59fb7950
+# body (hash of the text below): bfec7ee9c4b0ed93
 """Attention to a symmetric window and to a few global tokens at the front.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 80760814f088ffa5
-# body: 9a57e429efe404ad
+# inputs (hash of spec and templates): 8ac5cb3d5859eaf9
+# body (hash of the text below): f1bb8c2319437d81
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -45,8 +45,8 @@ LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(256)
 GLOBAL_TOKENS = tl.constexpr(16)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -643,8 +643,8 @@ def longformer(q, k, v, *, scale=None, return_lse=False):
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

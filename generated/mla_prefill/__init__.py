@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bd665a32351560e5
-# body: 32f5eda525ba04ff
+# inputs (hash of spec and templates): bd665a32351560e5
+# body (hash of the text below): 32f5eda525ba04ff
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
 triton.py defines the function, and needs no other file of this folder.

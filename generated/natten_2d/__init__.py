@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 72c4dbb2296f86f0
-# body: f2f81062591ffc80
+# inputs (hash of spec and templates): 72c4dbb2296f86f0
+# body (hash of the text below): f2f81062591ffc80
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 171e1a80da05bda6
-# body: 0b0f2c631e8b2539
+# inputs (hash of spec and templates): 1eb533044b07d37e
+# body (hash of the text below): cf7685e47b502db2
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -51,8 +51,8 @@ try:
 except ModuleNotFoundError:
     raise ImportError("natten_2d: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
-# portable kernels of this file run.
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -62,8 +62,8 @@ ROWS = tl.constexpr(8)
 COLUMNS = tl.constexpr(16)
 RADIUS = tl.constexpr(6)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -960,8 +960,8 @@ def natten_2d(q, k, v, *, block_mask=None, scale=None, return_lse=False):
     block_mask: a result of natten_2d_block_mask for these sizes. Without it, every call builds one.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

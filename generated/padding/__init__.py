@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e219161654fecc9
-# body: 40dae7fcea2a87a5
+# inputs (hash of spec and templates): 6e219161654fecc9
+# body (hash of the text below): 40dae7fcea2a87a5
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0b9f0a0728a65df5
-# body: 977c6404a9ad209d
+# inputs (hash of spec and templates): 0b9f0a0728a65df5
+# body (hash of the text below): 977c6404a9ad209d
 """Attention with a learned bias for each head and each pair of positions.
 
 triton.py defines the function, and needs no other file of this folder.

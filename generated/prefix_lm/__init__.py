@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 27937d9b3fa63f85
-# body: a56600dea4443710
+# inputs (hash of spec and templates): 27937d9b3fa63f85
+# body (hash of the text below): a56600dea4443710
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
 triton.py defines the function, and needs no other file of this folder.

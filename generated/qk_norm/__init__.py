@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5a0ecae2739963b1
-# body: f690aed0c58fc479
+# inputs (hash of spec and templates): 5a0ecae2739963b1
+# body (hash of the text below): f690aed0c58fc479
 """RMS norm of queries or keys, with a weight for each head.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 81f2929dec473471
-# body: 6072aac569729653
+# inputs (hash of spec and templates): 81f2929dec473471
+# body (hash of the text below): 6072aac569729653
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x

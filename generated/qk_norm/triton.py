@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 13f8791573bd177d
-# body: 513c091cef10a414
+# inputs (hash of spec and templates): 13f8791573bd177d
+# body (hash of the text below): 513c091cef10a414
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x

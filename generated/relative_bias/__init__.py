@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 83bd93f9aedd529f
-# body: 75639bd17facedc5
+# inputs (hash of spec and templates): 83bd93f9aedd529f
+# body (hash of the text below): 75639bd17facedc5
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
 triton.py defines the function, and needs no other file of this folder.

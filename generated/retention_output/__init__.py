@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: af7e0afbd1982cd3
-# body: 1dc1b28a80ad45a2
+# inputs (hash of spec and templates): af7e0afbd1982cd3
+# body (hash of the text below): 1dc1b28a80ad45a2
 """The output step of chunked retention, where each head has its own constant decay.
 
 triton.py defines the function, and needs no other file of this folder.

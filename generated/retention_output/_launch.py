@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6d282089e6821bfe
-# body: c112e8d82ce0b154
+# inputs (hash of templates): 6d282089e6821bfe
+# body (hash of the text below): c112e8d82ce0b154
 """Launches, operators and checks of arguments. This file does not depend on the spec."""
 
 import functools

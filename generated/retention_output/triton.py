@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1e2c62eb0562accd
-# body: e8fb067a4f9ff183
+# inputs (hash of spec and templates): 1e2c62eb0562accd
+# body (hash of the text below): e8fb067a4f9ff183
 """The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8685980629c62cd2
-# body: 4a9a7360aba982a2
+# inputs (hash of spec and templates): 8685980629c62cd2
+# body (hash of the text below): 4a9a7360aba982a2
 """RMS norm over the last dimension.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

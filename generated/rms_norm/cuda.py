@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dbbfdb94b53f4979
-# body: 93a5c8ab51148d91
+# inputs (hash of spec and templates): dbbfdb94b53f4979
+# body (hash of the text below): 93a5c8ab51148d91
 """RMS norm over the last dimension.
 
     h = x

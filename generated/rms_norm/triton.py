@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 26a5dcf9e8d609be
-# body: 00badaa983c1e653
+# inputs (hash of spec and templates): 26a5dcf9e8d609be
+# body (hash of the text below): 00badaa983c1e653
 """RMS norm over the last dimension.
 
     h = x

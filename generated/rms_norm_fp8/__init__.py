@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2a3a993f2561fa62
-# body: 0935b53b3ddc8ce6
+# inputs (hash of spec and templates): 2a3a993f2561fa62
+# body (hash of the text below): 0935b53b3ddc8ce6
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e7dbe11378774f3b
-# body: 0a6a0b22a0f4ef93
+# inputs (hash of spec and templates): e7dbe11378774f3b
+# body (hash of the text below): 0a6a0b22a0f4ef93
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x

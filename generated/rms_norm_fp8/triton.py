@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: add5e50422cfbe21
-# body: efab3c818f98fb29
+# inputs (hash of spec and templates): add5e50422cfbe21
+# body (hash of the text below): efab3c818f98fb29
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x

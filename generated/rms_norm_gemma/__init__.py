@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c94f46d181d5f0e
-# body: 1560d90d08918dc1
+# inputs (hash of spec and templates): 1c94f46d181d5f0e
+# body (hash of the text below): 1560d90d08918dc1
 """RMS norm whose weights are stored around zero, as in Gemma.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:

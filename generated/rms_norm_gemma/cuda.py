@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2d43809c310b5840
-# body: 31f610ea11612993
+# inputs (hash of spec and templates): 2d43809c310b5840
+# body (hash of the text below): 31f610ea11612993
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x

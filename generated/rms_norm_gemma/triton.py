@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a50e3b7a3cd22e20
-# body: 8f06150abe52e142
+# inputs (hash of spec and templates): a50e3b7a3cd22e20
+# body (hash of the text below): 8f06150abe52e142
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e14c2a4d3a7f1d0
-# body: 16ee45b3694a0449
+# inputs (hash of spec and templates): 6e14c2a4d3a7f1d0
+# body (hash of the text below): 16ee45b3694a0449
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 triton.py defines the function, and needs no other file of this folder.

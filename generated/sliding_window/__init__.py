@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0b577201cb60215d
-# body: d95add0c3943f634
+# inputs (hash of spec and templates): 0b577201cb60215d
+# body (hash of the text below): d95add0c3943f634
 """Causal attention to the last 1024 positions.
 
 triton.py defines the function, and needs no other file of this folder.

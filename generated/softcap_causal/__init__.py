@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b4bc1df84b4c73b0
-# body: 1f8300eee0df30a3
+# inputs (hash of spec and templates): b4bc1df84b4c73b0
+# body (hash of the text below): 1f8300eee0df30a3
 """Causal attention whose scores saturate smoothly at 30.
 
 triton.py defines the function, and needs no other file of this folder.

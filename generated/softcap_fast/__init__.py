@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 14eee37af63c7b41
-# body: 419cbb8bba02db0b
+# inputs (hash of spec and templates): 14eee37af63c7b41
+# body (hash of the text below): 419cbb8bba02db0b
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2ecdc9191e4e0d4e
-# body: 32bad13dad3d90bc
+# inputs (hash of spec and templates): 2ecdc9191e4e0d4e
+# body (hash of the text below): 32bad13dad3d90bc
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 triton.py defines the function, and needs no other file of this folder.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0c986404e73f5a9b
-# body: 0a309858c65d22b2
+# inputs (hash of spec and templates): 4f9a8612007e5cae
+# body (hash of the text below): e52082157a576464
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -28,8 +28,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
-# It owns the adjacent columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8 columns.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows 16w + l // 4 and
+# 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
 # Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
@@ -39,20 +39,18 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
-# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
-# consumers,
-# compute 64 rows of a tile each.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
-# that
-# are constant in a loop over tiles.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
+# the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
+# of slots in shared memory. Each consumer computes 64 rows of a tile.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
+# warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
-    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
-    empty."""
+    """Slots of shared memory. The full barrier of a slot completes when the data has arrived. The empty barrier
+    completes when all consumers have released the slot. Slots start empty: a wait for parity 1 on a fresh barrier
+    returns at once."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -75,7 +73,7 @@ def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
 
 @gluon.jit
 def _ring(slots, SLOTS: tl.constexpr, WRITERS: tl.constexpr, READERS: tl.constexpr):
-    """Build a ring. WRITERS and READERS are the arrivals that complete a full and an empty barrier."""
+    """Build a ring. A full barrier completes after WRITERS arrivals, an empty barrier after READERS arrivals."""
     return Ring(slots, _barriers(SLOTS, WRITERS), _barriers(SLOTS, READERS))
 
 
@@ -242,8 +240,8 @@ def _vector_slots(N: tl.constexpr, SLOTS: tl.constexpr):
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """Return the first position of the i-th tile. Boundary tiles come first: n_first_masked at the start of the range,
-    and n_masked - n_first_masked at its end."""
+    """Return the first position of the tile that the loop visits in step i. The loop visits masked tiles first:
+    n_first_masked tiles at the start of the range, then n_masked - n_first_masked tiles at the end of the range."""
     tile = gl.where(
         i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
     )
@@ -291,9 +289,9 @@ def _dkdv_hopper_producer(
                 q_full_hi = gl.minimum(kv_start + WINDOW, SQ) // BLOCK_M * BLOCK_M
                 n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-                # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes
-                # the registers
-                # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
+                # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
+                # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not
+                # run, the second loop accesses illegal addresses.
                 n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
                 n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
                 _publish_tile(scheduler, i, (
@@ -444,7 +442,7 @@ def _dkdv_hopper_consumer(
             slopes_h = gl.load(problem.slopes_ptr + h * problem.stride_slopes_0)
             bias_h = LOG2E * slopes_h
             fixed = DkdvFixed(kv_idx, qk_scale, bias_h, SQ)
-            # The published tiles are for both halves of the keys. Find the tiles that this half needs.
+            # The producer publishes tiles for both halves of the keys. Find the tiles that this half needs.
             kv_last = gl.minimum(kv_start + OWN_N, SK) - 1
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, SQ)
@@ -526,11 +524,11 @@ def backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, sca
     TQ, HQ, _ = q.shape
     TK, HKV, _ = k.shape
     B = len(cu_seqlens_q) - 1
-    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
+    # Each tensor has one descriptor, for tiles of 64 rows. Kernels load larger tiles in halves.
     tensors = q, k, v, dout, dk, dv
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
-    # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
-    # last tiles of dk and dv.
+    # Programmatic dependent launch: the dk and dv kernel starts before the delta kernel ends, and waits for delta
+    # before its first use. The dq kernel overlaps the last tiles of dk and dv.
     programs = min((TK // 128 + B + 1) * HKV, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 04f00d7472edf6b9
-# body: cc6c2533a28a91a7
+# inputs (hash of spec and templates): d310b751a3945580
+# body (hash of the text below): a03692b314a6b883
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -45,16 +45,16 @@ try:
 except ModuleNotFoundError:
     raise ImportError("varlen_alibi: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
-# portable kernels of this file run.
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 FAR = tl.constexpr(2**30)  # more than any number of tokens
 WINDOW = tl.constexpr(512)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=3, TMA=False)),
@@ -734,8 +734,8 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
     slopes: [HQ] float32, used by score_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
-    Returns out [TQ, HQ, 64], or (out, lse) with lse [HQ, TQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [TQ, HQ, 64], or (out, lse) if return_lse is true; lse [HQ, TQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

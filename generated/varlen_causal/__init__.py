@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 48b02c7bc3903da4
-# body: e7b05d61b2aaafb9
+# inputs (hash of spec and templates): 48b02c7bc3903da4
+# body (hash of the text below): e7b05d61b2aaafb9
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 triton.py defines the function, and needs no other file of this folder.

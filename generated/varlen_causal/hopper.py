@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2c629d8f54800acc
-# body: 7781dccb08983984
+# inputs (hash of spec and templates): 3b6ce5416d8e222c
+# body (hash of the text below): a4b5ddbc9fb709dc
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -29,8 +29,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
-# It owns the adjacent columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8 columns.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows 16w + l // 4 and
+# 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -45,20 +45,18 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
-# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
-# consumers,
-# compute 64 rows of a tile each.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
-# that
-# are constant in a loop over tiles.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
+# the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
+# of slots in shared memory. Each consumer computes 64 rows of a tile.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
+# warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
-    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
-    empty."""
+    """Slots of shared memory. The full barrier of a slot completes when the data has arrived. The empty barrier
+    completes when all consumers have released the slot. Slots start empty: a wait for parity 1 on a fresh barrier
+    returns at once."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -79,7 +77,7 @@ def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
 
 @gluon.jit
 def _ring(slots, SLOTS: tl.constexpr, WRITERS: tl.constexpr, READERS: tl.constexpr):
-    """Build a ring. WRITERS and READERS are the arrivals that complete a full and an empty barrier."""
+    """Build a ring. A full barrier completes after WRITERS arrivals, an empty barrier after READERS arrivals."""
     return Ring(slots, _barriers(SLOTS, WRITERS), _barriers(SLOTS, READERS))
 
 
@@ -152,8 +150,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
-    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
+    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
+    # for the release of tile i - n. A ring with SLOTS slots makes the same wait before it loads tile `after`.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -299,7 +297,7 @@ def _hopper_producer(
     args, problem, GQA: tl.constexpr, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. For each, load the K and V tiles that it attends to; V follows K by LAG tiles."""
+    """Publish tiles of queries. For each tile, load the K and V tiles that it attends to; V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -344,11 +342,11 @@ def _hopper_producer(
                 n_fetched += 1
             i += 1
         if LAG > 0:
-            gdc_wait()  # forward kernels start before the counter is zero
+            gdc_wait()  # forward (LAG > 0) starts early: the kernel that zeroes the counter may still run
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: the next kernel waits only for dq
 
 
 @gluon.jit
@@ -373,7 +371,7 @@ def _hopper_softmax(
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         qk = gl.where(mask, qk, float("-inf"))
-    # Lazy rescaling: raise m_i only if the row maximum exceeds it by more than 8. p stays at most 2^8, and acc is
+    # Lazy rescaling: raise m_i only if the row maximum exceeds m_i by more than 8. p stays at most 2^8, and acc is
     # seldom rescaled.
     m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
@@ -401,8 +399,8 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
-        # wait for P @ V above the softmax.
+        # This second wait returns at once, because the tile has arrived. A wait on an mbarrier compiles to a loop, and
+        # ptxas moves no wgmma wait across this loop. Otherwise, it would move the wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
         # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -582,8 +580,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(qk_scale, sk_minus_sq_plus_q, SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
-        # The published tiles are for both halves of the rows. Find the tiles that this half needs, and those that it
-        # masks.
+        # The producer publishes tiles for both halves of the rows. Find the tiles that this half needs, and the tiles
+        # that it masks.
         q_last = gl.minimum(q_start + OWN_M, SQ) - 1
         own_hi = gl.minimum(SK + q_last + 1 - SQ, SK)
         own_full_hi = gl.maximum(gl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
@@ -661,8 +659,8 @@ def _vector_slots(N: tl.constexpr, SLOTS: tl.constexpr):
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """Return the first position of the i-th tile. Boundary tiles come first: n_first_masked at the start of the range,
-    and n_masked - n_first_masked at its end."""
+    """Return the first position of the tile that the loop visits in step i. The loop visits masked tiles first:
+    n_first_masked tiles at the start of the range, then n_masked - n_first_masked tiles at the end of the range."""
     tile = gl.where(
         i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
     )
@@ -710,9 +708,9 @@ def _dkdv_hopper_producer(
                 q_full_hi = SQ // BLOCK_M * BLOCK_M
                 n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-                # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes
-                # the registers
-                # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
+                # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
+                # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not
+                # run, the second loop accesses illegal addresses.
                 n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
                 n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
                 _publish_tile(scheduler, i, (
@@ -828,7 +826,7 @@ def _dkdv_hopper_consumer(
         for g in range(GQA):
             h = h_kv * GQA + g
             fixed = DkdvFixed(kv_idx, qk_scale, sk_minus_sq, SQ)
-            # The published tiles are for both halves of the keys. Find the tiles that this half needs.
+            # The producer publishes tiles for both halves of the keys. Find the tiles that this half needs.
             own_lo = gl.maximum(SQ + kv_start - SK, 0) // BLOCK_M * BLOCK_M
             n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
             n_used = _consumer_skip(q_ring, n_used, n_ahead)
@@ -924,11 +922,11 @@ def backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, dout
     TQ, HQ, _ = q.shape
     TK, HKV, _ = k.shape
     B = len(cu_seqlens_q) - 1
-    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
+    # Each tensor has one descriptor, for tiles of 64 rows. Kernels load larger tiles in halves.
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
-    # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
-    # last tiles of dk and dv.
+    # Programmatic dependent launch: the dk and dv kernel starts before the delta kernel ends, and waits for delta
+    # before its first use. The dq kernel overlaps the last tiles of dk and dv.
     programs = min((TK // 128 + B + 1) * HKV, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,
