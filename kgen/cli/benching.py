@@ -28,7 +28,7 @@ Against = Annotated[
         "flex-flash is flex with the FlashAttention backend. "
         "sdpa is PyTorch's scaled_dot_product_attention. "
         "varlen is PyTorch's varlen_attn. "
-        "kgen-triton runs kgen's kernels for all GPUs instead of its Hopper kernels. "
+        "kgen-triton is kgen, but only with kernels that run on every GPU. "
         "Norms: torch, compile, liger, quack, copy. "
         "torch is rms_norm or layer_norm of torch.nn.functional. "
         "compile is torch.compile of eager. "
