@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4e23a20b70e50739
-# body (hash of the text below): eca8d9de7bc9fc70
+# inputs (hash of spec and templates): a7185e0f02b1b174
+# body (hash of the text below): b0d66dca25a892b5
 """Causal attention with ALiBi slopes computed from the head's index.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -811,7 +811,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 52789c78959bc1f3
-# body (hash of the text below): 11a5977563b060d2
+# inputs (hash of spec and templates): 9870cbbb59cbde99
+# body (hash of the text below): 13e4f2c9f24e5b4c
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -844,7 +844,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

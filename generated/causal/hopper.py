@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 67812f465b1ea65b
-# body (hash of the text below): 8e01285532794d0c
+# inputs (hash of spec and templates): a66aa5648c930c3b
+# body (hash of the text below): 6406c68d723d5d1d
 """Attention of every query to the keys up to its own position.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -781,7 +781,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 68bc70dd007589bc
-# body (hash of the text below): 4edd468de4ac25fa
+# inputs (hash of spec and templates): 5bc5a0b0edfea701
+# body (hash of the text below): e498cd46433f0b58
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -850,7 +850,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f6f2137d3a07bbe9
-# body (hash of the text below): 1778bf063f4341d6
+# inputs (hash of spec and templates): cb9db2b893b6c9d1
+# body (hash of the text below): 05b63235dcd992a9
 """Causal attention to every fourth position back from the query.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -785,7 +785,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 7dd0be0fa2284db4
-# body (hash of the text below): 31d506b8392e807c
+# inputs (hash of spec and templates): e3ba747f8ea9ee70
+# body (hash of the text below): 74c63096dc85fbeb
 """Attention of every query to every key.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -753,7 +753,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

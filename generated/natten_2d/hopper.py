@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 780cc269ccc86baf
-# body (hash of the text below): 0e9eaaab05d50dae
+# inputs (hash of spec and templates): 66e66c584e3c9512
+# body (hash of the text below): 0da4021aa515b765
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -819,7 +819,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

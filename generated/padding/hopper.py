@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): a94313ee9a4888ba
-# body (hash of the text below): 6b7c10200f3723bc
+# inputs (hash of spec and templates): 86c487c5ef9019e4
+# body (hash of the text below): 468cb49121ffa14f
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -795,7 +795,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

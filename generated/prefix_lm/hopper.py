@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 92f292c228f1c5a7
-# body (hash of the text below): 9650f5108cd7b8a2
+# inputs (hash of spec and templates): 91e97272cf1e682a
+# body (hash of the text below): c534fb35c38d8b54
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -792,7 +792,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 5a4eb8a63bf76f65
-# body (hash of the text below): 90d441eb3d8eba95
+# inputs (hash of spec and templates): 51aed954f9a36df1
+# body (hash of the text below): eb6159f4f9ea3331
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -753,7 +753,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

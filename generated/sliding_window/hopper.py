@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e563d84afc4ef86d
-# body (hash of the text below): a438dd74b2a95476
+# inputs (hash of spec and templates): 6d3c3f489a0e382b
+# body (hash of the text below): 27788d059eca121e
 """Causal attention to the last 1024 positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -816,7 +816,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot

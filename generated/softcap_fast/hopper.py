@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 95f22fe5806cecc2
-# body (hash of the text below): ce3a6441ad2bd823
+# inputs (hash of spec and templates): 6021345cbaf08949
+# body (hash of the text below): 42437037fd052a98
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -770,7 +770,7 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Add zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know this. Without this line, the compiler hoists
         # the addresses of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot
