@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: eb6975b9945f384d
-# body: d3e9c3548ff65dc8
+# body: e8b8c4d632d1565f
 """Causal attention with ALiBi slopes computed from the head's index.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -672,10 +672,9 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         kv_start = tile * BLOCK_N
         kv_last = gl.minimum(kv_start + BLOCK_N, problem.SK) - 1
         q_lo = kv_start // BLOCK_M * BLOCK_M
-        q_hi = problem.SQ
         q_full_lo = gl.maximum(gl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
-        n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+        n_tiles = gl.maximum(gl.cdiv(problem.SQ - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
         # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
         # registers

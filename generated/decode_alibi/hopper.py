@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: e505fc38882f1da8
-# body: e8f703c95103fc91
+# body: f08b8cd0d2367891
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -711,10 +711,9 @@ def _dkdv_hopper_producer(
         for g in range(GQA):
             h = h_kv * GQA + g
             q_lo = gl.maximum(problem.SQ + kv_start - problem.SK, 0) // BLOCK_M * BLOCK_M
-            q_hi = problem.SQ
             q_full_lo = gl.maximum(gl.cdiv(gl.maximum(problem.SQ + kv_last - problem.SK, 0), BLOCK_M) * BLOCK_M, q_lo)
             q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
-            n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+            n_tiles = gl.maximum(gl.cdiv(problem.SQ - q_lo, BLOCK_M), 0)
             n_first_masked = (q_full_lo - q_lo) // BLOCK_M
             # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
             # registers

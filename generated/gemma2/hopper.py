@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 2f78fc583803b3a8
-# body: 0b07996a3742b8b8
+# body: bc35a1f960d85cf7
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -1012,8 +1012,7 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq, 
     programs = min(_cdiv(SK, 64) * B * HKV, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,
-        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc,
-        counters,
+        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc, counters,
         B, HQ, SQ, SK, scale, GQA=HQ // HKV,
         GROUP=4, BLOCK_M=64, BLOCK_N=64, SLOTS=2, num_warps=4, launch_pdl=True,
     )

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: cef08b61055d9c97
-# body: 2a11e329e582af3b
+# body: 208925cca68757d4
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -480,8 +480,7 @@ def backward_on_hopper(layouts, q, k, v, sinks, scale, dout, lse, delta, counter
     programs = min(_cdiv(SK, 128) * B * HKV, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,
-        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc,
-        counters,
+        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc, counters,
         B, HQ, SQ, SK, scale, GQA=HQ // HKV,
         GROUP=4, BLOCK_M=64, BLOCK_N=128, SLOTS=4, num_warps=4, launch_pdl=True,
     )

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 2c629d8f54800acc
-# body: 7781dccb08983984
+# body: d1dd637d65e0b168
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -705,10 +705,9 @@ def _dkdv_hopper_producer(
             for g in range(GQA):
                 h = h_kv * GQA + g
                 q_lo = gl.maximum(SQ + kv_start - SK, 0) // BLOCK_M * BLOCK_M
-                q_hi = SQ
                 q_full_lo = gl.maximum(gl.cdiv(gl.maximum(SQ + kv_last - SK, 0), BLOCK_M) * BLOCK_M, q_lo)
                 q_full_hi = SQ // BLOCK_M * BLOCK_M
-                n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+                n_tiles = gl.maximum(gl.cdiv(SQ - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
                 # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes
                 # the registers
