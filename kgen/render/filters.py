@@ -9,8 +9,8 @@ from itertools import zip_longest
 from kgen.targets.code import GLUON, Statement
 from kgen.targets.folding import COLUMNS, Bracketed, folded
 
-WIDTH = 112
-"""Width of a line of operands, in columns."""
+BEHIND = 8
+"""Columns for the text behind operands that end inside a line."""
 SET_IN = {GLUON: 12}
 """Indentation of included templates, in columns, by language."""
 
@@ -20,16 +20,17 @@ def around(form: str) -> Callable[[object], str]:
     return lambda value: "" if value is None else form.format(value)
 
 
-def wrapped(operands: Sequence[str] | Sequence[Sequence[str]], indent: int) -> str:
-    """Join operands with a comma after each, on lines of at most `WIDTH` columns.
+def wrapped(operands: Sequence[str] | Sequence[Sequence[str]], indent: int, more: int = 0) -> str:
+    """Join operands with a comma after each, on lines of at most `COLUMNS` columns.
 
-    Each inner list starts a line.
+    Each inner list starts a line. `more` are the columns that a line gets later: indentation or a
+    text behind it.
     """
     if operands and not isinstance(operands[0], str):
-        return "\n".join(wrapped(line, indent) for line in operands)
+        return "\n".join(wrapped(line, indent, more) for line in operands)
     text = textwrap.fill(
         ", ".join(str(o).replace(" ", "\0") for o in operands) + ",",
-        WIDTH - indent,
+        COLUMNS - indent - more,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -104,7 +105,7 @@ def bracketed(operands: Sequence[object], head: str, tail: str = ")") -> Bracket
 
 def spread(operands: Sequence[str], indent: int) -> str:
     """Join operands on lines that fit, without a trailing comma."""
-    return wrapped(operands, indent).removesuffix(",")
+    return wrapped(operands, indent, BEHIND).removesuffix(",")
 
 
 def within(operands: Sequence[str], indent: int) -> str:

@@ -1,13 +1,15 @@
 """Wrap statements and lists of operands to a line width.
 
 A call is broken after its opening bracket and between its arguments. A chain of one operator is put
-into brackets and broken before an operator. Text without such parts stays on one line.
+into brackets and broken before an operator. Text without such parts stays on one line. The comment
+of a statement on several lines has lines of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from textwrap import wrap
 
 from kgen.targets.branches import elif_of
 from kgen.targets.code import (
@@ -96,18 +98,36 @@ def _of_statement(statement: Statement, language: str, width: int) -> list[str]:
         return whole
     room = _Room(language, width)
     if isinstance(statement, If):
-        head = _broken("if ", statement.test, f":{noted(statement.note, language)}", room)
-        then = folded(statement.then, language, width - 4)
-        return [*head, *_set_in(then), *_otherwise(statement.other, language, width)]
+        return _branches(statement, room)
+    if isinstance(statement, Assign | Run) and statement.note:
+        alone = _of_statement(replace(statement, note=""), language, width)
+        if len(alone) == 1:
+            # A comment does not break its statement. The layout moves one that is too long.
+            return [alone[0] + noted(statement.note, language)]
+        return [*_comment(statement.note, width), *alone]
     if isinstance(statement, Run):
         return _broken("", statement.value, "", room)
     if isinstance(statement, Assign) and len(statement.values) == 1:
-        target, note = (
-            f"{', '.join(statement.names)} {statement.sign} ",
-            noted(statement.note, language),
-        )
-        return _broken(target, statement.value, note, room)
+        target = f"{', '.join(statement.names)} {statement.sign} "
+        return _broken(target, statement.value, "", room)
     return whole
+
+
+def _branches(statement: If, room: _Room) -> list[str]:
+    """Print `if` and `else`. The comment on a condition of several lines is below it."""
+    language, width = room.language, room.width
+    test = _broken("if ", statement.test, ":", room)
+    then = folded(statement.then, language, width - 4)
+    if len(test) == 1:
+        test = [test[0] + noted(statement.note, language)]
+    elif statement.note:
+        then = [*_comment(statement.note, width - 4), *then]
+    return [*test, *_set_in(then), *_otherwise(statement.other, language, width)]
+
+
+def _comment(note: str, width: int) -> list[str]:
+    """Return the lines of a comment of Python."""
+    return wrap(f"# {note}", max(width, 1), subsequent_indent="# ", break_long_words=False)
 
 
 def _otherwise(other: tuple[Statement, ...], language: str, width: int) -> list[str]:

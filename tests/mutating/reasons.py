@@ -106,8 +106,9 @@ NOTHING: dict[str, Rule] = {
         and m.new.endswith("False")
     ),
     "Triton launches nothing over an empty grid": lambda _, m: (
-        (m.operator, m.new) == ("guard", "True")
-        and m.old in ("programs", "out.numel()", "lse.numel()")
+        m.operator == "guard"
+        and (m.old, m.new)
+        in (("programs", "True"), ("out.numel()", "True"), ("not programs", "False"))
     ),
     "tiles of other chips are as right": lambda _, m: (
         (m.function, m.old, m.new) == ("_arch", "major * 10", "major")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from dataclasses import replace
 
 import pytest
 
 from kgen.expr.spelling import Spelling
 from kgen.render.environment import environment, template_root
+from kgen.render.layout import laid_out
 from kgen.targets.code import (
     CUDA,
     TRITON,
@@ -78,8 +80,36 @@ def test_a_broken_statement_says_the_same(statement: Statement) -> None:
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda one: str(one.lines()[0])[:40])
 def test_a_broken_statement_fits(statement: Statement) -> None:
+    """The layout moves a comment that does not fit behind a statement that fits."""
     for width in range(72, 140, 4):
-        assert max(map(len, folded([statement], TRITON, width))) <= width
+        lines = [line.partition("  #")[0] for line in folded([statement], TRITON, width)]
+        assert max(map(len, lines)) <= width
+
+
+NOTED = [
+    Assign(("p",), (op("{tl}.where({0}, {1}, 0.0)", "mask", "p"),)),
+    Run(op("{tl}.store({0}, {1})", "address", "value")),
+    Assign(("value",), (READ,)),
+    If(Name("TMA"), (assign("value", "a"),)),
+    If(MASK, (assign("value", READ),), (If(MASK, (Run(READ),)),)),
+]
+
+
+@pytest.mark.parametrize("statement", NOTED, ids=lambda one: str(one.lines()[0])[:20])
+def test_a_comment_breaks_no_statement(statement: Assign | Run | If) -> None:
+    template = environment(template_root()).from_string("{{ statement }}\n")
+
+    def emitted(statement: Statement, indent: int) -> list[str]:
+        text = textwrap.indent(template.render(statement=statement), " " * indent)
+        return laid_out(text).split("\n")
+
+    for indent in range(0, 40, 4):
+        for words in (5, 30, 90):
+            lines = emitted(replace(statement, note="why " * words), indent)
+            assert max(map(len, lines)) <= 120
+            assert " ".join(lines).count("why") == words
+            code = [x.partition("  # ")[0] for x in lines if not x.lstrip().startswith("#")]
+            assert code == emitted(statement, indent)
 
 
 def test_what_fits_is_one_line() -> None:

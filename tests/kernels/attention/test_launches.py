@@ -58,10 +58,11 @@ def emitted() -> Any:
     return import_file(ROOT / "generated" / "causal" / "triton.py", "kgen_test_launches")
 
 
-def _launch(emitted: Any, kernel: _Kernel, x: torch.Tensor, BLOCK: int = 64) -> None:
-    emitted._launch(
-        kernel, 3, emitted._layouts(x, None), x, x.stride(0), len(x), BLOCK=BLOCK, num_warps=4
-    )
+def _launch(
+    emitted: Any, kernel: _Kernel, x: torch.Tensor, BLOCK: int = 64, programs: int = 3
+) -> None:
+    layouts = emitted._layouts(x, None)
+    emitted._launch(kernel, programs, layouts, x, x.stride(0), len(x), BLOCK=BLOCK, num_warps=4)
 
 
 def test_a_kernel_is_asked_once_for_the_same_layouts(emitted):
@@ -96,6 +97,20 @@ def test_a_kernel_is_asked_again_for_other_constants(emitted):
     _launch(emitted, kernel, x, BLOCK=64)
     _launch(emitted, kernel, x, BLOCK=32)
     assert kernel.asked == 2
+
+
+def test_nothing_is_compiled_or_launched_for_no_programs(emitted, monkeypatch):
+    kernel, x = _Kernel(), torch.zeros(0, 16)
+    _launch(emitted, kernel, x, programs=0)
+    assert not kernel.asked
+    package = sys.modules[emitted._launch.__module__]
+    monkeypatch.setattr(package, "_AHEAD", ahead := {})
+    emitted._compile_ahead(_launch, emitted, kernel, x, 64, 0)
+    assert not ahead
+    _launch(emitted, kernel, x)
+    _launch(emitted, kernel, x, programs=0)
+    assert kernel.asked == 1
+    assert not kernel.called
 
 
 def test_a_cache_that_grows_finds_its_kernels(emitted):

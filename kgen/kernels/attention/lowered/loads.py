@@ -89,8 +89,8 @@ def operands_of(
     hidden = {"q": plan.q.live != plan.q.bound, "kv": plan.kv.live != plan.kv.bound}
     streaming = [x for names in streamed for x in names]
     tiles = {x: _tile(plan, kv_head, x, guards[SIDES[x]]) for x in (*streaming, *held)}
-    by_tma = [x for x in SIDES if x in streaming or (x in held and not hidden[SIDES[x]])]
-    side = SIDES[streaming[0]]
+    side, held_side = SIDES[streaming[0]], SIDES[held[0]]
+    by_tma = [x for x in SIDES if x in streaming or (x in held and not hidden[held_side])]
 
     def stream(names: Sequence[str]) -> Stream:
         return Stream(
@@ -103,7 +103,11 @@ def operands_of(
 
     return Operands(
         tuple(stream(names) for names in streamed),
-        tuple(Held(x in by_tma, tiles[x].tma, tiles[x].own) for x in held),
+        Held(
+            by_tma=not hidden[held_side],
+            tma=[line for x in held for line in tiles[x].tma],
+            own=[line for x in held for line in tiles[x].own],
+        ),
         tuple(block.descriptor for x in by_tma for block in tiles[x].blocks),
     )
 

@@ -152,10 +152,10 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Held:
-    """A tile that a program holds."""
+    """The tiles that a program holds."""
 
     by_tma: bool
-    """True if TMA may load the tile."""
+    """True if TMA may load the tiles."""
     tma: list[Assign]
     """Loads by TMA."""
     own: list[Assign]
@@ -163,7 +163,7 @@ class Held:
 
     @property
     def statements(self) -> list[Statement]:
-        """The statements that load it."""
+        """The statements that load them."""
         return [If(Name("TMA"), tuple(self.tma), tuple(self.own))] if self.by_tma else [*self.own]
 
 
@@ -197,13 +197,8 @@ class Operands:
 
     streams: tuple[Stream, ...]
     """Tiles of the loop, with one stream per wait."""
-    held: tuple[Held, ...]
+    held: Held
     descriptors: tuple[Descriptor, ...]
-
-    @property
-    def held_lines(self) -> list[Statement]:
-        """The statements that load the tiles that the kernel holds."""
-        return [line for tile in self.held for line in tile.statements]
 
     @property
     def descs(self) -> list[str]:
@@ -387,7 +382,7 @@ class LoopKernel:
     state: list[str]
     """Names of the values that the loop carries."""
     params: tuple[Param, ...]
-    """Parameters of the function of the loop."""
+    """Parameters of the function of the loop, without the values that it carries."""
     stored_qk: list[Load]
     """Loads or stores of tensors as wide as Q."""
     stored_v: list[Load]
@@ -405,10 +400,10 @@ class LoopKernel:
 
     @property
     def tile_params(self) -> list[str]:
-        """The signature of the function of the loop."""
-        return declared(self.params)
+        """The signature of the function of the loop. The values that it carries come first."""
+        return [*self.state, *declared(self.params)]
 
     @property
     def tile_args(self) -> list[str]:
-        """Arguments of the call of the function of the loop."""
-        return arguments(self.params)
+        """Arguments of the call of the function of the loop, in the same order."""
+        return [*self.state, *arguments(self.params)]

@@ -133,7 +133,8 @@ def _pointers(*tensors: str) -> list[Param]:
 
 
 def _descriptors(kernel: LoopKernel) -> list[Param]:
-    return [Param(name, name) for name in kernel.operands.descs]
+    first, *others = kernel.operands.descs
+    return [Param(first, "*descs"), *(Param(name, None) for name in others)]
 
 
 def _strides(lowering: Lowering, tensors: dict[str, str]) -> tuple[tuple[Param, ...], ...]:

@@ -31,9 +31,7 @@ from kgen.targets.code import (
 )
 from kgen.targets.triton.printer import Printer
 
-_GAP_WORDS = (
-    "If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask."
-)
+_GAP_WORDS = "Skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask."
 
 
 def lists_of(inner: str) -> tuple[str, str, str]:
@@ -162,7 +160,10 @@ def span_loops(
     if not first or span.lo != Const(0, Type.INT):
         lines.append(assign(lo_name.name, lo))
         lo = lo_name
-    lines.append(assign(hi.name, printer.position(span.hi)))
+    if span.hi == size:
+        hi = Name(inner.length)
+    else:
+        lines.append(assign(hi.name, printer.position(span.hi)))
     if not last:
         behind: Code = in_tiles(cdiv(hi, block), block)
         if lo == lo_name:

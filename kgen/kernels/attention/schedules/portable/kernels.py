@@ -44,7 +44,7 @@ from kgen.kernels.attention.targets.triton.shared import (
     not_specialized,
     sink_load,
 )
-from kgen.targets.code import Assign, Code, If, Name, Run, Statement, assign, op, row, text
+from kgen.targets.code import Assign, Code, If, Name, Run, Statement, assign, op, row, text, total
 from kgen.targets.template import Template, filled
 
 T = TypeVar("T")
@@ -104,6 +104,11 @@ class Tiles(_TileLoop):
     """The statement that assigns the start of a tile, if it is not the variable of the loop."""
 
 
+def gap_before(start: str) -> Code:
+    """Return the length of the gap, if it is before a tile. It is 0 in a loop without the mask."""
+    return row("where", row("lt", start, "gap_lo"), 0, "gap")
+
+
 AnyTiles = ListedTiles | RotatedTiles | Tiles
 
 
@@ -116,7 +121,8 @@ def tile_loop(kernel: LoopKernel) -> AnyTiles:
     if ranges.rotated:
         return RotatedTiles(name, block, end)
     if ranges.gapped:
-        return Tiles(name, block, end, "start", [assign(f"{name}_start", "start")])
+        start = row("add", "start", gap_before("start"))
+        return Tiles(name, block, end, "start", [assign(f"{name}_start", start)])
     return Tiles(name, block, end, f"{name}_start", [])
 
 
@@ -139,10 +145,10 @@ class _OfLoop(TileBody, Ranges, LoopKernel, Placement, _Kernel):
 
     @property
     def gap_skipped(self) -> list[Statement]:
-        """The statement by which a masked loop skips its gap."""
+        """The statement by which a loop from another tile than the first skips its gap."""
         start = f"{self.inner.name}_start"
-        skipped = row("where", row("lt", start, "gap_lo"), 0, "gap")
-        return in_masked_tiles([Assign((start,), (skipped,), "+=")] if self.gapped else [])
+        skips = self.gapped and self.rotated
+        return [Assign((start,), (gap_before(start),), "+=")] if skips else []
 
     @property
     def last_query(self) -> list[str]:
@@ -162,7 +168,7 @@ class Forward(_OfLoop):
     @property
     def held(self) -> list[Statement]:
         """The loads of the tile of Q that a program holds."""
-        return self.operands.held_lines
+        return self.operands.held.statements
 
     @property
     def where_masked(self) -> list[Statement]:
@@ -194,8 +200,8 @@ class Delta(DeltaRows, _Kernel):
     packed: bool
     loads: list[Load]
     """The columns of out and dO."""
-    rounded: str
-    """dO, rounded as in dP = dO @ V^T, from which delta is subtracted."""
+    summed: Assign
+    """The statement that sums the products of out and dO over all columns."""
     sink: Code | None
     follower: Follower | None
     """The kernels that may begin before this kernel ends (programmatic dependent launch)."""
@@ -234,7 +240,7 @@ class Dq(_OfBackward):
     @property
     def held(self) -> list[Statement]:
         """The loads of the tiles of Q and dO that a program holds."""
-        return self.operands.held_lines
+        return self.operands.held.statements
 
     @property
     def where_masked(self) -> list[Statement]:
@@ -257,12 +263,12 @@ class DkDv(_OfBackward):
     @property
     def held_once(self) -> list[Statement]:
         """The loads of the tiles of K and V before the loop over query heads."""
-        return [] if self.held_by_head else self.operands.held_lines
+        return [] if self.held_by_head else self.operands.held.statements
 
     @property
     def held_by_each_head(self) -> list[Statement]:
         """The loads of these tiles for each query head, if they depend on the head."""
-        return self.operands.held_lines if self.held_by_head else []
+        return self.operands.held.statements if self.held_by_head else []
 
     @property
     def mask_and_vectors(self) -> list[Statement]:
@@ -398,10 +404,18 @@ class _Portable:
             packed=self.at.packed,
             launched=params,
             loads=[load_of(c, inside) for c in self.plan.v_chunks],
-            rounded="_tf32(do)" if self.lowering.tf32 else "do.to(tl.float32)",
+            summed=assign("delta", total(*(self._row_sum(c.tag) for c in self.plan.v_chunks))),
             sink=self.sink,
             follower=follower,
         )
+
+    def _row_sum(self, tag: str) -> Code:
+        """Return the row sums of out * dO for a block of columns.
+
+        dO is rounded as in dP = dO @ V^T, from which delta is subtracted.
+        """
+        rounded = op("_tf32({0})" if self.lowering.tf32 else "{0}.to(tl.float32)", f"do{tag}")
+        return op("tl.sum({0}.to(tl.float32) * {1}, 1)", f"o{tag}", rounded)
 
     def dq(self, loop: TileLoop) -> Dq:
         own = [f"dq{c.tag}" for c in self.plan.qk_chunks]

@@ -204,13 +204,12 @@ class Launcher:
 
     def _delta(
         self, launches: BackwardLaunches, shares: BackwardBranch | None
-    ) -> OwnDelta | OutsideDelta:
+    ) -> DeltaLaunch | OwnDelta | OutsideDelta:
         """Return the computation of delta. A CUDA target may replace its kernel."""
         if self.spec.targets.cuda is not None:
             zeroed = counters_zeroed() if launches.counts else []
             return OutsideDelta(self.name, zeroed, launches.delta)
-        shared = " and shared is None" if shares is not None else ""
-        return OwnDelta(f"lse.numel(){shared}", launches.delta)
+        return launches.delta if shares is None else OwnDelta(launches.delta)
 
     def _ahead_of_backward(
         self, branches: list[BackwardBranch], shares: BackwardBranch | None, delta: DeltaLaunch

@@ -186,7 +186,7 @@ class BackwardLauncher(GradientSums, Operator, Exact, Placement, Template):
     widest_step: str
     shares: BackwardBranch | None
     """The branch whose calls share sums if backward runs in parts of the keys. None without one."""
-    delta: OwnDelta | OutsideDelta
+    delta: DeltaLaunch | OwnDelta | OutsideDelta
     first: list[Launch]
     """The portable launches that every call makes."""
     otherwise: list[list[Launch]]
@@ -319,6 +319,13 @@ class Function(Exact, Placement, Template):
     """Condition under which autograd may need the log-sum-exp. None without a backward pass."""
     given: list[str]
     """The arguments of the operators."""
+
+    @property
+    def dtypes_differ(self) -> str:
+        """The message for operands of another dtype."""
+        return (
+            f"q, k and v must be {self.torch_dtype}, got {{q.dtype}}, {{k.dtype}} and {{v.dtype}}"
+        )
 
     def launch_functions(self) -> Iterator[str]:
         yield from ("_cast", "_dense", "_real")

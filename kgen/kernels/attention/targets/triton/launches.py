@@ -31,8 +31,7 @@ class Launch(KernelParams):
     @property
     def described(self) -> Bracketed:
         """The statement that builds TMA descriptors."""
-        names = ", ".join(self.operands.descs)
-        return Bracketed(f"{names} = _descriptors(", ("tile", *self.operands.blocks), ")")
+        return Bracketed("descs = _descriptors(", ("tile", *self.operands.blocks), ")")
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,10 @@ class DeltaLaunch(KernelParams, Exact, Template):
 
 @dataclass(frozen=True)
 class OwnDelta(Template):
-    """The computation of delta by its kernel."""
+    """The computation of delta by its kernel, unless several calls share it."""
 
     template: ClassVar[str] = "attention/triton/_own_delta.j2"
 
-    needed: str
-    """The condition under which a call computes delta."""
     launch: DeltaLaunch
 
 
