@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a9dfe892424a20c8
-# body: 5538b9de75a72a11
+# inputs: 19cd82597a35169c
+# body: b0606cd224c188c6
 """Attention of every query to the keys up to its own position, heads of 64.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3515b8814a4b2191
-# body: 7a8ea49a5c6757ed
+# inputs: b4a9eaf30538b337
+# body: 6de2b138f0b78eb5
 """Causal attention to the last 1024 positions of a KV cache.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

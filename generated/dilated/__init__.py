@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ccb71ab0f583f31c
-# body: 74e22902860e2ace
+# inputs: b96506dfcb36b856
+# body: ae74539a8881dea7
 """Causal attention to every fourth position back from the query.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df0635eb6614072c
-# body: a002462e8cf623ac
+# inputs: 784a2f1c4eac4f74
+# body: 4ccef150bc0805be
 """Causal self-attention within each document of a packed sequence.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0bfdfae262a197e0
-# body: 40793b30b4856ab2
+# inputs: d40b5bd32349f9bf
+# body: d9d5d5b331f56590
 """Attention of every query to every key.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

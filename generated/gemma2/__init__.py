@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e078787c74c285ac
-# body: 530bfef4cea2970c
+# inputs: f8258eb3522af374
+# body: cb78dd8aa463c40e
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

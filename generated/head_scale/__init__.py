@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cb0c690ee46aadc7
-# body: 8b95be6a4ef37a7f
+# inputs: 21799a244cd73e04
+# body: 58baa9c500d6a898
 """Attention with a learned temperature for each head.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 95349d7fced04457
-# body: 83588569fd4e6a0f
+# inputs: 363d407beb5f3722
+# body: 42c5233f257f5ecd
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

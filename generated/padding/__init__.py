@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e219161654fecc9
-# body: 40dae7fcea2a87a5
+# inputs: c647c7f866080324
+# body: dbd659286cabded7
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

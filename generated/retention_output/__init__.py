@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: af7e0afbd1982cd3
-# body: 1dc1b28a80ad45a2
+# inputs: ef4b54fab763c093
+# body: e2fdb2d9ce8d4522
 """The output step of chunked retention, where each head has its own constant decay.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0b577201cb60215d
-# body: d95add0c3943f634
+# inputs: 4ec46598a2e2e45e
+# body: 6d5dcbc30560383e
 """Causal attention to the last 1024 positions.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 
