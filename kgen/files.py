@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import secrets
+import shutil
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,11 +33,9 @@ def read(path: Path, limit: int = MAX_RECORD) -> bytes:
 
     Raise `OSError`, also for a pipe or device, which could block.
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
+    # `opener` instead of a descriptor, so that errors have the path and not its number
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return file.read(limit + 1)
 
@@ -99,7 +99,7 @@ def position(content: bytes, index: int) -> tuple[int, int]:
 
 
 def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
-    """Write a file and its parent folders.
+    """Write a file and its parent folders. If this fails, the path stays as it was.
 
     Raise `KgenError` with `hint` if it exists, unless `force` is set.
     """
@@ -107,7 +107,10 @@ def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
         raise KgenError(Diagnostic("exists", "the file exists", path.as_posix(), 1, 1, hint=hint))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
+        if path.is_file() or not os.path.lexists(path):
+            _replace(path.resolve(), text.encode())
+        else:  # a device or a pipe, such as /dev/stdout
+            path.write_bytes(text.encode())
     except OSError as error:
         message = f"cannot write the file: {error.strerror or error}"
         raise KgenError(
@@ -120,6 +123,18 @@ def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
                 hint="check the folder and its permissions",
             )
         ) from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, and move it. A file that exists keeps its mode."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        beside.write_bytes(content)
+        if path.exists():
+            shutil.copymode(path, beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def checked_path(path: Path) -> Path:

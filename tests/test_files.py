@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,6 +73,52 @@ def test_what_is_wrong_with_json_has_a_place(
     found = refused(files.read_json, path, "bad-x", "remove it")
     assert (found.code, found.file, (found.line, found.column)) == ("bad-x", str(path), place)
     assert message in found.message
+
+
+def test_the_error_of_a_folder_names_it(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        files.read(tmp_path)
+    assert os.fspath(caught.value.filename) == str(tmp_path)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let the system refuse every file of more than 1,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("old", ["", "kept"])
+def test_a_new_file_on_a_full_disk(tmp_path: Path, old: str) -> None:
+    """A file is written as a whole, or stays as it was."""
+    path = tmp_path / "new.yaml"
+    if old:
+        path.write_text(old)
+    with full_disk():
+        found = refused(partial(files.write_new, force=True), path, "x" * 2000, "rename it")
+    assert (found.code, found.file) == ("cannot-write", path.as_posix())
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == (
+        {"new.yaml": old} if old else {}
+    )
+
+
+def test_a_new_file_keeps_a_link_and_its_mode(tmp_path: Path) -> None:
+    link, path = tmp_path / "link", tmp_path / "real"
+    path.write_text("old")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    files.write_new(link, "new", "", force=True)
+    assert link.is_symlink()
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+
+
+def test_a_new_file_may_be_a_device(tmp_path: Path) -> None:
+    files.write_new(Path(os.devnull), "new", "", force=True)
+    assert not Path(os.devnull).is_file()
 
 
 @pytest.mark.parametrize(

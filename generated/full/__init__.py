@@ -2,11 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
+<<<<<<< HEAD
 # inputs (hash of spec and templates): 0bfdfae262a197e0
 # body (hash of the text below): 40793b30b4856ab2
+||||||| 02ba5cba
+# inputs: 0bfdfae262a197e0
+# body: 40793b30b4856ab2
+=======
+# inputs: d40b5bd32349f9bf
+# body: d9d5d5b331f56590
+>>>>>>> wt/y
 """Attention of every query to every key.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

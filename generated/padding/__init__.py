@@ -2,11 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
+<<<<<<< HEAD
 # inputs (hash of spec and templates): 6e219161654fecc9
 # body (hash of the text below): 40dae7fcea2a87a5
+||||||| 02ba5cba
+# inputs: 6e219161654fecc9
+# body: 40dae7fcea2a87a5
+=======
+# inputs: c647c7f866080324
+# body: dbd659286cabded7
+>>>>>>> wt/y
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,11 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
+<<<<<<< HEAD
 # inputs (hash of spec and templates): 0b577201cb60215d
 # body (hash of the text below): d95add0c3943f634
+||||||| 02ba5cba
+# inputs: 0b577201cb60215d
+# body: d95add0c3943f634
+=======
+# inputs: 4ec46598a2e2e45e
+# body: 6d5dcbc30560383e
+>>>>>>> wt/y
 """Causal attention to the last 1024 positions.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

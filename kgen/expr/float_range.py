@@ -9,7 +9,8 @@ float32 number, each rewritten one must be. Integers must fit in 32 bits in the 
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -38,7 +39,10 @@ def stays_in_range(rewritten: Node, written: Node, positive: frozenset[str] = fr
     new, old = _Steps(rewritten), _Steps(written)
     if not all(n.type is not Type.FLOAT or _is_normal(n.value) for n in new.numbers - old.numbers):
         return False
-    for point in _points(positive):
+    # Values depend on the place of a name in the tree, so that the words of a spec decide nothing.
+    places = {name: place for place, name in enumerate(dict.fromkeys([*old.names, *new.names]))}
+    for number in range(POINTS):
+        point = _Point(number, places, positive)
         allowed, needed = old.magnitudes(point), new.magnitudes(point)
         if allowed is not None and (needed is None or not _is_within(needed, allowed)):
             return False
@@ -93,6 +97,16 @@ class _Steps:
         """Return the constants in the tree."""
         return {node for node, _ in self._steps if isinstance(node, Const)}
 
+    @property
+    def names(self) -> list[str]:
+        """Return the names and buffers in the tree, in the order of their first use."""
+        leaves = (node for node, _ in self._steps)
+        return [
+            node.buffer if isinstance(node, Read) else node.name
+            for node in leaves
+            if isinstance(node, Read | Var)
+        ]
+
     def magnitudes(self, point: _Point) -> tuple[float, float] | None:
         """Return the smallest nonzero and the largest magnitude of intermediates; `None` on an
         overflow or NaN.
@@ -122,7 +136,7 @@ def _computed(node: Node, args: list[Any], point: _Point) -> Any:
     if isinstance(node, Var):
         return point.variable(node)
     if isinstance(node, Read):
-        return point.named(f"{node.buffer}{args}", node.type)
+        return point.named(node.buffer, node.type, args)
     value = TABLE[node.fn].value(*args)
     # An infinity that the user wrote hides a pair; any other one is an overflow.
     if _hides(value) and not any(map(_hides, args)):
@@ -130,18 +144,16 @@ def _computed(node: Node, args: list[Any], point: _Point) -> Any:
     return value
 
 
-@cache
-def _points(positive: frozenset[str]) -> tuple[_Point, ...]:
-    return tuple(_Point(number, positive) for number in range(POINTS))
-
-
 class _Point:
-    """Pseudo-random values for names and buffer elements, the same in every run."""
+    """Pseudo-random values for names and buffer elements, the same in every run.
 
-    def __init__(self, number: int, positive: frozenset[str]) -> None:
+    `places` has the place of each name in the tree.
+    """
+
+    def __init__(self, number: int, places: Mapping[str, int], positive: frozenset[str]) -> None:
         self._number = number
+        self._places = places
         self._positive = positive
-        self._drawn: dict[str, tuple[float, float]] = {}
 
     def variable(self, var: Var) -> Any:
         """Return the value of a name."""
@@ -165,13 +177,16 @@ class _Point:
                 return self._position("kv_idx" if self._number & 2 else "q_idx")
         return self.named(var.name, var.type)
 
-    def named(self, name: str, type_: Type) -> Any:
+    def named(self, name: str, type_: Type, indices: Sequence[Any] = ()) -> Any:
         """Return the value of a parameter or a buffer element."""
+        size, sign = _chance(self._number, f"{self._places[name]}{[*indices]}")
         if type_.integral:
-            return 1 + int(64 * self._chance(name)[0])
+            return 1 + int(64 * size)
         if type_ is Type.BOOL:
-            return self._chance(name)[0] < 0.5
-        return self._real(name, 20 if self._number % 3 == 0 else 6)
+            return size < 0.5
+        exponent = 20 if self._number % 3 == 0 else 6
+        magnitude: float = 2.0 ** ((2 * size - 1) * exponent)
+        return magnitude if name in self._positive or sign < 0.5 else -magnitude
 
     def _score(self) -> float:
         # From 2**-14 to 2**14, with alternating signs.
@@ -179,18 +194,13 @@ class _Point:
         return magnitude if self._number & 1 else -magnitude
 
     def _position(self, name: str) -> int:
-        return int(2**17 * self._chance(name)[0])
+        return int(2**17 * _chance(self._number, name)[0])
 
-    def _real(self, name: str, exponent: int) -> float:
-        size, sign = self._chance(name)
-        magnitude: float = 2.0 ** ((2 * size - 1) * exponent)
-        return magnitude if name in self._positive or sign < 0.5 else -magnitude
 
-    def _chance(self, name: str) -> tuple[float, float]:
-        if name not in self._drawn:
-            draw = Random(f"{self._number} {name}")
-            self._drawn[name] = draw.random(), draw.random()
-        return self._drawn[name]
+@lru_cache(maxsize=1 << 14)
+def _chance(number: int, key: str) -> tuple[float, float]:
+    draw = Random(f"{number} {key}")
+    return draw.random(), draw.random()
 
 
 def _is_normal(value: float) -> bool:

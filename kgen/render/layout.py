@@ -139,16 +139,30 @@ class _Language:
             )
         if found := self._expression(line, indent, self.operators):
             return found
-        return self._tuple(line, indent) if self is PYTHON else [line]
+        return [line] if inside else self._bracketed(line, indent)
 
-    def _tuple(self, line: str, indent: str) -> list[str]:
-        """Put the targets of an assignment, or the values of a return, into brackets."""
+    def _bracketed(self, line: str, indent: str) -> list[str]:
+        """Put the targets of an assignment, its value, the values of a return, or imported names
+        into brackets. In C, put the value on a line of its own.
+        """
+        value = self.expression.fullmatch(line)
+        assigned = value and value["head"].endswith("= ") and self.whole(value["value"])
+        if value and assigned and self is C:
+            rest = self.broken(f"{indent}{BLANK}{value['value']}{value['tail']}", inside=True)
+            return [value["head"].rstrip(), *rest]
+        if self is C:
+            return [line]
         targets, equals, source = line.strip().partition(" = ")
         if equals and "," in targets:
             return self._around(f"{indent}(", self.operands(targets), f") = {source}", indent)
         _, returned, values = line.partition(f"{indent}return ")
         if returned and len(parts := self.operands(values)) > 1:
             return self._around(f"{indent}return (", parts, ")", indent)
+        module, imports, names = line.partition(" import ")
+        if imports and len(parts := self.operands(names)) > 1:
+            return self._around(f"{module} import (", parts, ")", indent)
+        if value and assigned:
+            return self._around(f"{value['head']}(", [value["value"]], ")", indent)
         return [line]
 
     def _expression(self, line: str, indent: str, operators: Iterable[str]) -> list[str]:
@@ -164,7 +178,7 @@ class _Language:
 
     def _around(self, head: str, parts: Iterable[str], tail: str, indent: str) -> list[str]:
         inner = indent + BLANK if len(indent) < _INDENTED else indent
-        return [head, *self._filled(parts, inner), f"{indent}{tail}"]
+        return [head, *self._filled(parts, inner), *self.broken(f"{indent}{tail}")]
 
     def _filled(self, parts: Iterable[str], indent: str) -> list[str]:
         lines = filled(parts, COLUMNS - len(indent))

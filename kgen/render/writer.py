@@ -162,7 +162,8 @@ def apply(changes: Iterable[Change], *, force: bool = False) -> None:
                 change.path.parent.mkdir(parents=True, exist_ok=True)
                 beside = change.path.with_name(f".{change.path.name}.{secrets.token_hex(6)}.tmp")
                 temporary.append((beside, change.path))
-                beside.write_bytes((change.text or "").encode())
+                with os_errors(change.path):
+                    beside.write_bytes((change.text or "").encode())
             for beside, path in temporary:
                 os.replace(beside, path)
         finally:
@@ -350,10 +351,14 @@ def _edit(path: Path, old: bytes) -> str | None:
 
 
 @contextmanager
-def os_errors() -> Iterator[None]:
-    """Turn an `OSError` into a `KgenError`, because the user has to fix its cause."""
+def os_errors(path: Path | None = None) -> Iterator[None]:
+    """Turn an `OSError` into a `KgenError`, because the user has to fix its cause.
+
+    It names `path`, or the file of the error. The error of a full disk has no file.
+    """
     try:
         yield
     except OSError as error:
-        file = str(error.filename) if error.filename else None
+        place = path or error.filename
+        file = str(place) if place else None
         raise KgenError(Diagnostic("io", error.strerror or str(error), file=file)) from error

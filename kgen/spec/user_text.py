@@ -48,9 +48,10 @@ class UserText:
     def in_comment(self) -> str:
         """Escape the text for a one-line comment in Python, C++ or CUDA.
 
-        The result does not end the comment, and does not continue it on the next line.
+        The result does not end the comment, and does not continue it on the next line. In the
+        first two lines of a Python file, it does not declare an encoding (PEP 263).
         """
-        text = escaped(self.written).replace("*/", "* /")
+        text = re.sub("coding(?=[:=])", "coding ", escaped(self.written).replace("*/", "* /"))
         goes_on = text.rstrip().endswith(("\\", "??/"))
         return text + " ." if goes_on else text
 

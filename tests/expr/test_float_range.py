@@ -17,7 +17,7 @@ from kgen.expr.differentiate import chain_rule, differentiate
 from kgen.expr.float_range import stays_in_range
 from kgen.expr.hoist import TILE, Program, hoist
 from kgen.expr.index_ranges import IndexRanges
-from kgen.expr.nodes import Const, Node, reads, walk
+from kgen.expr.nodes import Const, Node, Var, reads, walk
 from kgen.expr.softmax_form import SCORE, peel_scalar, softmax_form
 from kgen.expr.text_checks import ExpressionError
 from kgen.targets.triton.printer import BufferLayout, Printer
@@ -247,6 +247,17 @@ def test_squares_of_distances_are_not_multiplied_out() -> None:
 )
 def test_ranges(rewritten: str, written: str, stays: bool) -> None:
     assert stays_in_range(score(rewritten), score(written)) is stays
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_names_do_not_decide(number: int) -> None:
+    """Two specs that differ in the words for their parameters use the same form."""
+    y, slope, gain, cap = (Var(f"{letter}{number}", FLOAT) for letter in "abcd")
+    capped = call("tanh", call("div", call("mul", y, slope), cap))
+    steepness = call("sub", Const(1, INT), call("mul", capped, capped))
+    written = call("mul", gain, call("mul", steepness, call("div", y, cap)))
+    rewritten = call("div", call("mul", call("mul", y, gain), steepness), cap)
+    assert stays_in_range(rewritten, call("add", written, call("mul", gain, capped)))
 
 
 @settings(bounded, max_examples=100)

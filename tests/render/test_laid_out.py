@@ -26,6 +26,12 @@ A, B = "a" * 50, "b" * 50
         (f"x: tl.constexpr = {A} + {B} + {A}", f"x: tl.constexpr = (\n    {A} + {B}\n    + {A}\n)"),
         (f"if {A} and {B} and {A}:\n    pass", f"if (\n    {A} and {B}\n    and {A}\n):\n    pass"),
         (f"{A}, {B}, {A} = x", f"(\n    {A}, {B},\n    {A},\n) = x"),
+        (
+            f"{A}, {B}, {A} = f({A}, {B}, {A})",
+            f"(\n    {A}, {B},\n    {A},\n) = f(\n    {A}, {B},\n    {A},\n)",
+        ),
+        (f"{A}{B} = {A}{B}.sum(0)", f"{A}{B} = (\n    {A}{B}.sum(0)\n)"),
+        (f"from .x import {A}, {B}, {A}", f"from .x import (\n    {A}, {B},\n    {A},\n)"),
         (f"return {A}, {B}, {A}", f"return (\n    {A}, {B},\n    {A},\n)"),
         (f"x = [{A} for {B} in {A}]", f"x = [\n    {A}\n    for {B} in {A}\n]"),
         (f"f({A}, lambda {B}, *_: {A})", f"f(\n    {A},\n    lambda {B}, *_: {A},\n)"),
@@ -92,6 +98,7 @@ def test_a_long_docstring_gets_a_summary() -> None:
         (f"float {A}{{1}}, {B}{{2}}, c{A}{{3}};", f"float {A}{{1}}, {B}{{2}},\n    c{A}{{3}};"),
         (f"int x; /* {A} {B} {A} */", f"/* {A} {B}\n * {A} */\nint x;"),
         (f"// {A} {B} {A}", f"// {A} {B}\n// {A}"),
+        (f"auto {A}{B} = {A}::x({B});", f"auto {A}{B} =\n    {A}::x({B});"),
     ],
 )
 def test_a_long_line_of_c_is_broken(text: str, expected: str) -> None:

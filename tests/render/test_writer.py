@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,19 @@ def test_a_write_that_fails_leaves_everything_as_it_was(
         write(generated, output(generated, k="x = 2\n", more="y = 1\n"))
     assert (generated / "a/k.py").read_bytes() == before
     assert sorted(p.name for p in (generated / "a").iterdir()) == ["k.py", "manifest.json"]
+
+
+def test_the_error_of_a_full_disk_names_a_file(generated: Path) -> None:
+    """The system's error of a write has no path."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(KgenError) as caught:
+            write(generated, output(generated, k="x" * 2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.diagnostics[0].file == str(generated / "a/k.py")
+    assert not list(generated.rglob("*.*"))
 
 
 def test_files_get_the_ordinary_mode(generated: Path) -> None:

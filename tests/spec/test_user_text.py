@@ -46,6 +46,8 @@ HOSTILE = [
     "\x1cimport os\x85import os\u2028import os",
     "\u202e\u200b\x00\x1b]0;",
     "`$(touch pwned)`",
+    "-*- coding: utf-7 -*- +ACIAIgAi-",
+    "vim: set fileencoding=nothing",
 ]
 FAMILIES = {
     "attention": "dtype: bf16\nhead_dim: 64\ntargets: {triton: {}, cuda: {passes: [delta]}}\n",
@@ -84,7 +86,7 @@ def code(name: str, text: str) -> str:
         text = re.sub(r"(\\|\?\?/)[ \t]*\n", "", text)
         text = re.sub(r"//[^\n\r]*|/\*.*?\*/", "", text, flags=re.DOTALL)
         return re.sub(r"(?:[ \t]*\n)+", "\n", text)  # long comments have several lines
-    tree = ast.parse(text)
+    tree = ast.parse(text.encode())  # as Python reads a file: a comment can declare an encoding
     for node in ast.walk(tree):
         documented = isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
         if documented and ast.get_docstring(node, clean=False) is not None:
@@ -100,7 +102,7 @@ def code(name: str, text: str) -> str:
 def test_code_does_not_depend_on_what_a_user_says_about_it(family: str) -> None:
     plain = {name: code(name, text) for name, text in render_spec(sample(family)).items()}
     everything = "  ".join(HOSTILE)
-    for text in (everything, HOSTILE[0], "ends in \\"):
+    for text in (everything, HOSTILE[0], "ends in \\", *HOSTILE[-2:]):
         files = render_spec(
             sample(family, text, f"{text}\nimport os #.yaml".replace("/", "|"), text)
         )
@@ -117,7 +119,7 @@ def test_landing_places(text: str) -> None:
     assert ast.literal_eval(f'"""{user.in_docstring()}"""') == shown, (
         "a docstring says what was written"
     )
-    assert ast.parse(f"# {user.in_comment()}\n1").body[0].lineno == 2
+    assert ast.parse(f"# {user.in_comment()}\n1".encode()).body[0].lineno == 2
     for comment in (f"// {user.in_comment()}\n1", f"/* {user.in_comment()} */1"):
         assert code("k.cu", comment).strip() == "1"
     assert shown.isprintable()
