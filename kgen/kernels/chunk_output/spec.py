@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from kgen.diagnostics import shown
 from kgen.expr.nodes import Node, Read, Type, Var, reads
 from kgen.expr.scope import BufferType, Scope
 from kgen.spec.common import (
@@ -16,9 +17,9 @@ from kgen.spec.common import (
     Summary,
     checked_name,
     checked_passes,
+    is_integer,
     refuse,
 )
-from kgen.spec.heads import HeadDim, Heads, Width, checked_head_dim, checked_heads
 from kgen.spec.problems import SpecModel, problem
 from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
@@ -52,6 +53,68 @@ CUTE_WIDTHS, CUTE_CHUNK = (64, 128), 64
 """Head dims and chunk size of the CuTe DSL kernels."""
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
+Width = Annotated[Literal[64, 128, 256], Field(examples=[128])]
+Count = Annotated[int, Field(ge=1, le=65535, examples=[32])]
+
+# --- parts ------------------------
+
+
+class HeadDim(SpecModel):
+    """Elements per head: 64, 128 or 256."""
+
+    qk: Width
+    """Elements of a query and of a key: K."""
+    v: Width
+    """Elements of a value and of an output row: V."""
+
+
+def _head_dim(value: Any) -> Any:
+    if is_integer(value):
+        return {"qk": value, "v": value}
+    if isinstance(value, dict | HeadDim):
+        return value
+    hint = "write `head_dim: 128` or `head_dim: {qk: 128, v: 256}`"
+    raise problem(
+        "wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint
+    )
+
+
+class Heads(SpecModel):
+    """Numbers of heads that are compiled in: both numbers, only their ratio, or none."""
+
+    qk: Count | None = None
+    """Heads of q and k: H."""
+    v: Count | None = None
+    """Heads of v, the states, the gate and the output: HV, a multiple of H."""
+    group: Count | None = None
+    """HV / H, if the tensors of each call determine the numbers."""
+
+    @property
+    def ratio(self) -> int | None:
+        """Value heads per head of q and k, or None if the spec leaves it open."""
+        return self.v // self.qk if self.v and self.qk else self.group
+
+    @model_validator(mode="after")
+    def _check(self) -> Heads:
+        if (self.qk is None) != (self.v is None) or (
+            self.qk is not None and self.group is not None
+        ):
+            hint = "write `{qk: 16, v: 32}`, `{group: 2}` or `any`"
+            raise problem("bad-value", "`heads` needs both `qk` and `v`, or only `group`", hint)
+        if self.qk and self.v and self.v % self.qk:
+            message = f"`v` must be a multiple of `qk`: {self.v} is not a multiple of {self.qk}"
+            raise problem("bad-value", message, f"write `v: {self.qk}`, for example", at=("v",))
+        return self
+
+
+def _heads(value: Any) -> Any:
+    if value == "any":
+        return {}
+    if isinstance(value, dict | Heads):
+        return value
+    hint = "write `any`, `{group: 2}` or `{qk: 16, v: 32}`"
+    raise problem("wrong-type", f"`heads` must be `any` or a mapping, not {shown(value)}", hint)
+
 
 if TYPE_CHECKING:
     from kgen.spec.targets import Targets
@@ -88,14 +151,14 @@ class ChunkOutputSpec(SpecModel):
     """Dtype of g and g_gamma."""
     head_dim: Annotated[
         HeadDim,
-        BeforeValidator(checked_head_dim, json_schema_input_type=Width | HeadDim),
+        BeforeValidator(_head_dim, json_schema_input_type=Width | HeadDim),
         Field(examples=[128]),
     ]
     """Elements per head, 64, 128 or 256: one number, or {qk, v}."""
     chunk_size: Literal[16, 32, 64, 128] = 64
     """Tokens per chunk: BT."""
     heads: Annotated[
-        Heads, BeforeValidator(checked_heads, json_schema_input_type=Literal["any"] | Heads)
+        Heads, BeforeValidator(_heads, json_schema_input_type=Literal["any"] | Heads)
     ] = Heads()
     """Numbers of heads: {qk: 16, v: 32} compiles both in, {group: 2} only their ratio, `any`
     nothing.

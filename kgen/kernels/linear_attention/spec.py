@@ -3,111 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kgen.diagnostics import shown
 from kgen.expr.nodes import Node, Read, Type, Var, buffers_of, reads, substitute, variables
 from kgen.expr.scope import BufferType, Scope
+from kgen.kernels.linear_attention.fields import (
+    SIZES,
+    Buffer,
+    FeatureMap,
+    HeadDim,
+    Heads,
+    Name,
+    OwnName,
+    Width,
+    checked_head_dim,
+    checked_heads,
+)
 from kgen.spec.common import (
-    ELEMENTS,
     Expression,
     License,
     Summary,
-    checked_name,
-    checked_own_name,
     checked_passes,
     differentiable,
-    refuse,
     taken_names,
 )
-from kgen.spec.heads import HeadDim, Heads, Width, checked_head_dim, checked_heads
 from kgen.spec.problems import SpecModel, problem
 from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
 
-SIZES = ("H", "HV")
-INDEX_OF = {"T": "t", "HV": "h", "K": "c", "V": "c"}
-"""The index of each dimension of a buffer: token, value head, and column of keys or of values."""
-SHAPES = (
-    ("HV",),
-    ("HV", "K"),
-    ("HV", "V"),
-    ("T", "HV"),
-    ("T", "HV", "K"),
-    ("T", "HV", "V"),
-)
 COLUMNS = {"decay": "K", "beta": None, "skip": "V"}
 """The columns along which the value of each expression with buffers may vary."""
 FIELDS = ("decay", "beta", "q_map", "k_map", "skip")
 """The fields with expressions."""
-RESERVED = frozenset(
-    {
-        *(*SIZES, "B", "T", "K", "V", "t", "h", "c", "x", "inf"),
-        *("q", "k", "v", "o", "state", "scale", "initial_state", "final_state"),
-        *("output_final_state", "cu_seqlens", "device", "math", "torch", "triton", "tl"),
-    }
-)
 PASSES = ("forward", "backward", "decode")
-
-Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
-OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
-
-# --- parts ------------------------
-
-
-def _shape(value: Any) -> Any:
-    if isinstance(value, list | tuple) and tuple(value) in SHAPES:
-        return tuple(value)
-    listed = ", ".join(f"[{', '.join(shape)}]" for shape in SHAPES)
-    hint = f"use one of {listed}; T stands for the batch and the tokens"
-    raise problem("bad-shape", f"{shown(value)} is not a shape of a buffer", hint)
-
-
-class Buffer(SpecModel):
-    """A tensor that the expressions index: `g[t, h]`."""
-
-    shape: Annotated[
-        tuple[Literal["T", "HV", "K", "V"], ...],
-        Field(strict=False, examples=[["T", "HV"]]),
-        BeforeValidator(_shape),
-    ]
-    """[HV], [HV, K], [HV, V], [T, HV], [T, HV, K] or [T, HV, V].
-
-    The tensor of a call has the batch in front of T: [T, HV] is [B, T, HV].
-    """
-    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Field(examples=["fp32"])]
-    """Dtype of the elements in memory. Kernels compute in fp32."""
-    grad: bool = False
-    """True if the backward pass returns its gradient."""
-
-    @property
-    def element(self) -> Type:
-        """The type of one element in expressions."""
-        return ELEMENTS[self.dtype]
-
-    @property
-    def indices(self) -> tuple[str, ...]:
-        """The only indices at which expressions may read it."""
-        return tuple(INDEX_OF[size] for size in self.shape)
-
-    @property
-    def columns(self) -> str | None:
-        """`K` or `V` if its last dimension is along columns, else None."""
-        return self.shape[-1] if self.shape[-1] in ("K", "V") else None
-
-
-def _map(value: Any) -> Any:
-    if isinstance(value, str) and "l2norm(" in value.replace(" ", ""):
-        message = "a feature map is elementwise: `l2norm` reads all columns of a row"
-        hint = "write `qk_norm: l2`, which follows the feature maps"
-        raise problem("not-elementwise", message, hint)
-    return value
-
-
-FeatureMap = Annotated[Expression, BeforeValidator(_map)]
 
 if TYPE_CHECKING:
     from kgen.spec.targets import Targets

@@ -62,7 +62,7 @@ def tensor_sizes(plan: LinearAttentionPlan) -> dict[str, Size]:
     }
     by_heads |= {
         name: ELEMENT_SIZE[buffer.dtype]
-        * ({"K": k, "V": v, None: 1}[buffer.columns] if "T" in buffer.shape else 0)
+        * ({"K": k, "V": v, None: 1}[buffer.columns] if buffer.tokens else 0)
         for name, buffer in spec.buffers.items()
     }
     found: dict[str, Size] = {
@@ -119,5 +119,5 @@ def _buffers(plan: LinearAttentionPlan, field: str) -> list[str]:
     return [
         name
         for name in plan.buffers
-        if formula is not None and name in formula.read and "T" in plan.spec.buffers[name].shape
+        if formula is not None and name in formula.read and plan.spec.buffers[name].tokens
     ]

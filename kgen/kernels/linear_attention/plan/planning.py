@@ -79,7 +79,7 @@ class LinearAttentionPlan:
     @property
     def by_token(self) -> bool:
         """True if the decay varies along the tokens."""
-        tokens = {n for n in self.buffers if "T" in self.spec.buffers[n].shape}
+        tokens = {n for n in self.buffers if self.spec.buffers[n].tokens}
         return "decay" in self.formulas and bool(self.formulas["decay"].read & tokens)
 
     @property
