@@ -56,7 +56,7 @@ def explain_linear_attention(loaded: Loaded, _drawing: Drawing | None = None) ->
 
 def recurrence(plan: LinearAttentionPlan) -> list[str]:
     """Return the lines of the recurrence for token t of a sequence."""
-    formulas, lines = plan.formulas, []
+    formulas, lines = plan.formulas, list[str]()
     for name in ("q", "k"):
         lines += _features(plan, name)
     before = "S[t - 1]"
@@ -86,7 +86,7 @@ def _features(plan: LinearAttentionPlan, name: str) -> Iterator[str]:
 
 def chunked(plan: LinearAttentionPlan) -> list[str]:
     """Return the lines of the chunked form, for one chunk with the state S before it."""
-    lines, decays = [], "decay" in plan.formulas
+    lines, decays = list[str](), "decay" in plan.formulas
     beta = "beta * " if "beta" in plan.formulas else ""
     to_each, to_last, pair, whole = ("", "", "", "")
     if decays:

@@ -4,13 +4,23 @@ products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kgen.kernels.linear_attention.plan.planning import ELEMENT_SIZE, LinearAttentionPlan
 
-Size = Callable[[int, int], float]
-"""Bytes per token, from the numbers of heads H and HV."""
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes of a tensor per token and head."""
+
+    bytes: float
+    heads: str
+    """`H` for q and k, `HV` for all others."""
+
+    def of(self, heads: int, heads_v: int) -> float:
+        """Return the bytes per token of H heads and HV value heads."""
+        return self.bytes * (heads if self.heads == "H" else heads_v)
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,7 @@ class Kernel:
 
     def bytes(self, heads: int, heads_v: int) -> float:
         """Return the bytes per token if every tensor is read and written once."""
-        return sum(self.sizes[name](heads, heads_v) for name in (*self.reads, *self.writes))
+        return sum(self.sizes[name].of(heads, heads_v) for name in (*self.reads, *self.writes))
 
     def products(self, heads_v: int) -> float:
         """Return the multiplications of matrix products per token."""
@@ -65,10 +75,8 @@ def tensor_sizes(plan: LinearAttentionPlan) -> dict[str, Size]:
         * ({"K": k, "V": v, None: 1}[buffer.columns] if buffer.tokens else 0)
         for name, buffer in spec.buffers.items()
     }
-    found: dict[str, Size] = {
-        name: lambda _, heads_v, one=one: heads_v * one for name, one in by_heads.items()
-    }
-    found |= dict.fromkeys(("q", "k"), lambda heads, _: heads * size * k)
+    found = {name: Size(one, "HV") for name, one in by_heads.items()}
+    found |= dict.fromkeys(("q", "k"), Size(size * k, "H"))
     return found | {f"d{name}": of for name, of in found.items()}
 
 

@@ -1,0 +1,304 @@
+"""Reference of linear attention on plain PyTorch: the recurrence token by token, in float64.
+
+The trees are evaluated as written, buffers are read at their indices, and autograd computes all
+gradients. No code is shared with the kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.expr.nodes import Node
+from kgen.kernels.linear_attention.verify.problem import Problem
+from kgen.verify.evaluate import evaluate
+
+STATE = "initial_state"
+"""The argument with the states before the first tokens."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The options of a call.
+
+    `lengths` are the lengths of packed sequences; without them, each row of the batch is one
+    sequence. With `cotangents` of `o` or `final_state`, gradients of the inputs in `wanted` are
+    computed.
+    """
+
+    lengths: Sequence[int] | None = None
+    scale: float | None = None
+    cotangents: Mapping[str, Tensor] = field(default_factory=dict)
+    wanted: Sequence[str] = ()
+
+
+PLAIN = Call()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The output `o` [B, T, HV, V], `final_state` [N, HV, K, V], and gradients by name.
+
+    `natural` has the gradients of buffers if no terms cancelled, from the recurrence only.
+    """
+
+    o: Tensor
+    final_state: Tensor
+    grads: Mapping[str, Tensor] = field(default_factory=dict)
+    natural: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Tokens:
+    """The L tokens of one sequence, in the precision of the computation.
+
+    q, k: [L, HV, K], after feature maps and norm; v: [L, HV, V]. `decay` [L, HV, 1 or K] is the
+    natural logarithm of the factor of the state, `beta` is [L, HV, 1], `skip` [L, HV, V] a term of
+    the output; they are None if the spec has none.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor | None
+    beta: Tensor | None
+    skip: Tensor | None
+    state: Tensor
+    """The state before the first token, [HV, K, V]."""
+    delta: bool
+    scale: float
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    """Sizes of the gradients of `decay` [L, HV, K] and `beta` [L, HV, 1], which the backward pass
+    of the recurrence fills in.
+    """
+
+    @property
+    def length(self) -> int:
+        """The number of tokens."""
+        return len(self.v)
+
+
+Steps = Callable[[Tokens], tuple[Tensor, Tensor]]
+"""A function that returns the output without `skip`, [L, HV, V], and the state after the tokens."""
+
+
+def linear_attention(problem: Problem, inputs: Mapping[str, Tensor], call: Call = PLAIN) -> Result:
+    """Compute outputs, and gradients in `call.wanted`, by the recurrence in float64.
+
+    - q, k: [B, T, H, K]; v: [B, T, HV, V].
+    - buffers by name, with a batch dimension in front of T.
+    - `initial_state`, if the call has one: [N, HV, K, V] for N sequences.
+    """
+    leaves = {n: x.detach().double().requires_grad_(n in call.wanted) for n, x in inputs.items()}
+    return computed(problem, leaves, call, recurrence, torch.float64)
+
+
+def recurrence(one: Tokens) -> tuple[Tensor, Tensor]:
+    """Step the state token by token."""
+    state, outputs = one.state, [one.v[:0]]
+    for t in range(one.length):
+        k, v = one.k[t][:, None], one.v[t][:, None]
+        if one.decay is not None:
+            state = one.decay[t].exp()[:, :, None] * state
+            _watch(one, "decay", t, state, state)
+        # The delta rule replaces the value that the state has for the key.
+        written = v - k @ state if one.delta else v
+        if one.beta is not None:
+            value, written = written, one.beta[t][:, :, None] * written
+            _watch(one, "beta", t, written, value)
+        state = torch.baddbmm(state, k.mT, written)
+        outputs.append(one.scale * (one.q[t][:, None] @ state).transpose(0, 1))
+    return torch.cat(outputs), state
+
+
+def _watch(one: Tokens, name: str, t: int, of: Tensor, value: Tensor) -> None:
+    """Record the size of a gradient at token t: the norm of the terms, the gradient of `of` times
+    `value`.
+    """
+    if name not in one.terms or not of.requires_grad:
+        return
+    into, value = one.terms[name], value.detach()
+
+    def record(gradient: Tensor) -> None:
+        into[t] = (gradient * value).norm(dim=-1)
+
+    of.register_hook(record)
+
+
+# --- sequences ------------------------
+
+
+def computed(
+    problem: Problem, leaves: Mapping[str, Tensor], call: Call, steps: Steps, real: Any
+) -> Result:
+    """Compute each sequence by `steps`, and gradients by autograd. Expressions have dtype
+    `real`.
+    """
+    q, v = leaves["q"], leaves["v"]
+    (B, T, _, K), (HV, V) = q.shape, v.shape[2:]
+    o = torch.zeros(B, T, HV, V, dtype=v.dtype, device=v.device)
+    states, found = [], list(_sequences(problem, leaves, call, real))
+    for place, one in found:
+        if call.wanted and steps is recurrence:
+            one.terms["decay"] = torch.zeros_like(one.k)
+            one.terms["beta"] = torch.zeros_like(one.k[..., :1])
+        out, state = steps(one)
+        out = out if one.skip is None else out + one.skip
+        o = o.index_put(place, out.to(v.dtype))
+        states.append(state.to(leaves[STATE].dtype if STATE in leaves else real))
+    final = torch.stack(states) if states else torch.zeros(0, HV, K, V, device=v.device)
+    of = {"o": o, "final_state": final}
+    pairs = {n: (of[n], x.to(of[n])) for n, x in call.cotangents.items() if of[n].requires_grad}
+    grads = {name: torch.zeros_like(leaves[name]) for name in call.wanted}
+    natural: dict[str, Tensor] = {}
+    if grads and pairs:
+        grads, natural = _differentiated(problem, leaves, call.wanted, pairs, found)
+    return Result(o.detach(), final.detach(), grads, natural)
+
+
+_Place = tuple[Tensor, Tensor]
+
+
+def _sequences(
+    problem: Problem, leaves: Mapping[str, Tensor], call: Call, real: Any
+) -> Iterator[tuple[_Place, Tokens]]:
+    """Yield each sequence, with the indices of its tokens in [B, T]."""
+    (B, T), device = leaves["q"].shape[:2], leaves["q"].device
+    lengths = [T] if call.lengths is None else call.lengths
+    state = leaves.get(STATE)
+    for b in range(B):
+        begin = 0
+        for n, length in enumerate(lengths):
+            rows = slice(begin, begin + length)
+            before = None if state is None else state[b if call.lengths is None else n]
+            own = {name: _cut(problem, name, x, b, rows) for name, x in leaves.items()}
+            at = torch.arange(begin, begin + length, device=device)
+            yield (torch.full_like(at, b), at), _tokens(problem, own, before, call, real)
+            begin += length
+
+
+def _cut(problem: Problem, name: str, x: Tensor, b: int, rows: slice) -> Tensor:
+    """Return the tokens of one sequence, without the batch. Other tokens may be NaN."""
+    shared = {buffer.name for buffer in problem.buffers if not buffer.tokens} | {STATE}
+    return x if name in shared else x[b, rows]
+
+
+def _tokens(
+    problem: Problem, own: Mapping[str, Tensor], before: Tensor | None, call: Call, real: Any
+) -> Tokens:
+    (length, H, K), (HV, V), device = own["q"].shape, own["v"].shape[1:], own["q"].device
+    scales = (call.scale, problem.scale, K**-0.5)
+    q, k = (_features(problem, name, own[name], real) for name in ("q", "k"))
+    index = {
+        "t": torch.arange(length, device=device)[:, None, None],
+        "h": torch.arange(HV, device=device)[:, None],
+        "c": torch.arange(1, device=device),
+    }
+    env: dict[str, Any] = {**own, **index, "H": H, "HV": HV}
+
+    def value(tree: Node | None, columns: int, **more: Tensor) -> Tensor | None:
+        if tree is None:
+            return None
+        at = torch.arange(columns, device=device)
+        return evaluate(tree, {**env, "c": at, **more}, torch, real).expand(length, HV, columns)
+
+    decay = value(problem.decay, K if problem.by_column else 1)
+    return Tokens(
+        q=q.repeat_interleave(HV // H, 1),
+        k=k.repeat_interleave(HV // H, 1),
+        v=own["v"],
+        decay=None if decay is None else decay * (1.0 if problem.gate_base == "e" else math.log(2)),
+        beta=value(problem.beta, 1),
+        skip=value(problem.skip, V, v=own["v"].to(real)),
+        state=torch.zeros(HV, K, V, dtype=real, device=device)
+        if before is None
+        else before.to(real),
+        delta=problem.delta,
+        scale=next(scale for scale in scales if scale is not None),
+    )
+
+
+def _features(problem: Problem, name: str, x: Tensor, real: Any) -> Tensor:
+    """Apply the feature map and the norm; the result has the dtype of x."""
+    tree, found = getattr(problem, f"{name}_map"), x.to(real)
+    if tree is not None:
+        found = evaluate(tree, {"x": found}, torch, real).expand(x.shape)
+    if problem.norm_eps is not None:
+        found = found / (found.square().sum(-1, keepdim=True) + problem.norm_eps).sqrt()
+    return found.to(x.dtype)
+
+
+# --- gradients ------------------------
+
+_OPTIONS = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+
+
+def _differentiated(
+    problem: Problem,
+    leaves: Mapping[str, Tensor],
+    wanted: Sequence[str],
+    outputs: Mapping[str, tuple[Tensor, Tensor]],
+    found: Sequence[tuple[_Place, Tokens]],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradients in `wanted`, and the natural size of those of buffers.
+
+    `outputs` has pairs of an output and its cotangent.
+    """
+    of, cotangents = zip(*outputs.values(), strict=True)
+    grads = torch.autograd.grad(of, [leaves[name] for name in wanted], cotangents, **_OPTIONS)
+    squares: dict[str, Tensor] = {}
+    for place, one in found:
+        if not (one.length and one.terms):
+            continue
+        # Kernels compute the gradient of a decay from these two products, which mostly cancel.
+        features = [x for x in (one.q, one.k) if x.requires_grad]
+        changes = torch.autograd.grad(of, features, cotangents, **_OPTIONS)
+        of_products = [x.detach() * dx for x, dx in zip(features, changes, strict=True)]
+        one.terms["decay"] = _norm(one.terms["decay"], *of_products)
+        if "o" in outputs:
+            one.terms["skip"] = outputs["o"][1][place]
+        for name, part in _squares(problem, leaves, wanted, one):
+            at = place if part.ndim == leaves[name].ndim - 1 else ()
+            whole = squares.setdefault(name, torch.zeros_like(leaves[name]))
+            whole[at] += part
+    natural = {name: whole.detach().sqrt() for name, whole in squares.items()}
+    return dict(zip(wanted, grads, strict=True)), natural
+
+
+def _squares(
+    problem: Problem, leaves: Mapping[str, Tensor], wanted: Sequence[str], one: Tokens
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the squared sizes of the gradients of buffers in one sequence, for each expression."""
+    for name in ("decay", "beta", "skip"):
+        value, terms = getattr(one, name), one.terms.get(name)
+        for buffer in problem.read_by(name):
+            if buffer.name not in wanted or terms is None or not value.requires_grad:
+                continue
+            size = terms if terms.shape == value.shape else _norm(terms, dim=-1)
+            found = (_slope(value, leaves[buffer.name]) * size).square()
+            kept = ("T", "HV", "K" if name == "decay" else "V")
+            for axis in (2, 1, 0):
+                if kept[axis] not in buffer.shape:
+                    found = found.sum(axis)
+            yield buffer.name, found
+
+
+def _slope(value: Tensor, leaf: Tensor) -> Tensor:
+    """Return the derivative of each element of a value, if it depends on one element of a leaf."""
+    weights = torch.ones_like(value, requires_grad=True)
+    (sums,) = torch.autograd.grad(value, leaf, weights, create_graph=True, **_OPTIONS)
+    if not sums.requires_grad:
+        return torch.zeros_like(value)
+    (slope,) = torch.autograd.grad(sums.sum(), weights, **_OPTIONS)
+    return slope
+
+
+def _norm(*parts: Tensor, dim: int | None = None) -> Tensor:
+    """Return the root of the sum of squares, over tensors, and over one dimension if given."""
+    total = sum((part.square() for part in parts), start=torch.zeros_like(parts[0]))
+    return (total if dim is None else total.sum(dim, keepdim=True)).sqrt()
