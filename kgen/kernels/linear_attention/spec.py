@@ -185,8 +185,8 @@ class LinearAttentionSpec(SpecModel):
         others = (*self.buffers, "t", "h", "c", "q", "k", "v", *SIZES)
         feature_map = Scope({"x": Type.FLOAT}, {}, dict.fromkeys(others, _ELEMENTWISE))
         scopes = {
-            "decay": self._scope("t", "h", "c", v=_ONLY_IN["skip"]),
-            "beta": self._scope("t", "h", v=_ONLY_IN["skip"], c=_ONE_PER_HEAD),
+            "decay": self._scope("t", "h", "c", v=_ONLY_IN_SKIP),
+            "beta": self._scope("t", "h", v=_ONLY_IN_SKIP, c=_ONE_PER_HEAD),
             "q_map": feature_map,
             "k_map": feature_map,
             "skip": self._scope("t", "h", "c", "v"),
@@ -205,7 +205,7 @@ class LinearAttentionSpec(SpecModel):
             name: BufferType(buffer.element, len(buffer.shape))
             for name, buffer in self.buffers.items()
         }
-        return Scope(scalars, buffers, {"x": _ONLY_IN["map"], **elsewhere}, known)
+        return Scope(scalars, buffers, elsewhere, known)
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """Yield the errors that only the typed `trees` (by field) show."""
@@ -254,10 +254,7 @@ class LinearAttentionSpec(SpecModel):
             yield problem("bad-index", message, f"write `{read.buffer}[{wanted}]`", at=(field,))
 
 
-_ONLY_IN = {
-    "skip": "`v` is the value of a column: use it in `skip`",
-    "map": "`x` is an element of q or k: use it in `q_map` or `k_map`",
-}
+_ONLY_IN_SKIP = "`v` is the value of a column: use it in `skip`"
 _ONE_PER_HEAD = "`beta` is one number per head, so it has no column `c`"
 _ELEMENTWISE = "a feature map is elementwise: it reads only `x`"
 
