@@ -274,7 +274,9 @@ _KINDS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Distributions of a buffer, from normal numbers. `share` is uniform between 0 and 1."""
 
 _CHANGES = ((1.0, 0.0), (0.05, 0.0), (1.0, -4.0), (1.0, 4.0))
-"""Factors and terms with which buffers are changed for a slow decay."""
+"""Factors and terms with which buffers are changed for a slow decay; the first changes nothing."""
+CLOSE = 1.0
+"""A decay is slow enough if it differs by less than this power of e from two over a chunk."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,8 @@ def drawn(problem: Problem) -> Mapping[str, Drawn]:
     bounded.
 
     The decay must be at most 0. For the delta rule, beta must be between 0 and 2. Raises
-    `ValueError` if no combination of distributions fulfills both.
+    `ValueError` if no combination of distributions fulfills both. As few buffers as possible are
+    changed for a slow decay.
     """
     gates, decays = problem.read_by("decay", "beta"), problem.read_by("decay")
     names = [buffer.name for buffer in gates]
@@ -318,12 +321,13 @@ def drawn(problem: Problem) -> Mapping[str, Drawn]:
     else:
         message = "the decay is above 0, or beta is outside of 0 to 2, for all drawn buffers"
         raise ValueError(f"{problem.name}: {message}")
-    best, found = _distance(problem, gated(chosen)[0]), chosen
-    for changes in itertools.product(_CHANGES, repeat=len(decays)):
+    best, found = math.inf, chosen
+    choices = itertools.product(_CHANGES, repeat=len(decays))
+    for changes in sorted(choices, key=lambda one: len(one) - one.count(_CHANGES[0])):
         slower = {b.name: change for b, change in zip(decays, changes, strict=True)}
         other = {n: Drawn(one.kind, *slower.get(n, ())) for n, one in chosen.items()}
         decay, beta = gated(other)
-        if _bounded(problem, decay, beta) and _distance(problem, decay) < best:
+        if best > CLOSE and _bounded(problem, decay, beta) and _distance(problem, decay) < best:
             best, found = _distance(problem, decay), other
     return found
 
@@ -334,7 +338,7 @@ def _bounded(problem: Problem, decay: Tensor | None, beta: Tensor | None) -> boo
 
 
 def _distance(problem: Problem, decay: Tensor | None) -> float:
-    """Return how far the median decay is from two over a chunk, in powers of e."""
+    """Return the distance of the median decay from two over a chunk, in powers of e."""
     if decay is None:
         return 0.0
     return abs(math.log(max(float(-decay.median()), 1e-30) * problem.chunk_size / 2))

@@ -132,6 +132,8 @@ def _watch(one: Tokens, name: str, t: int, of: Tensor, value: Tensor) -> None:
 
 # --- sequences ------------------------
 
+_Place = tuple[Tensor, Tensor]
+
 
 def computed(
     problem: Problem, leaves: Mapping[str, Tensor], call: Call, steps: Steps, real: Any
@@ -139,9 +141,21 @@ def computed(
     """Compute each sequence by `steps`, and gradients by autograd. Expressions have dtype
     `real`.
     """
-    q, v = leaves["q"], leaves["v"]
-    (B, T, _, K), (HV, V) = q.shape, v.shape[2:]
-    o = torch.zeros(B, T, HV, V, dtype=v.dtype, device=v.device)
+    of, found = outputs(problem, leaves, call, steps, real)
+    pairs = {n: (of[n], x.to(of[n])) for n, x in call.cotangents.items() if of[n].requires_grad}
+    grads = {name: torch.zeros_like(leaves[name]) for name in call.wanted}
+    natural: dict[str, Tensor] = {}
+    if grads and pairs:
+        grads, natural = _differentiated(problem, leaves, call.wanted, pairs, found)
+    return Result(of["o"].detach(), of["final_state"].detach(), grads, natural)
+
+
+def outputs(
+    problem: Problem, leaves: Mapping[str, Tensor], call: Call, steps: Steps, real: Any
+) -> tuple[dict[str, Tensor], list[tuple[_Place, Tokens]]]:
+    """Return `o` and `final_state`, and the sequences with the places of their tokens in [B, T]."""
+    (B, T, _, K), (HV, V) = leaves["q"].shape, leaves["v"].shape[2:]
+    o = torch.zeros(B, T, HV, V, dtype=leaves["v"].dtype, device=leaves["v"].device)
     states, found = [], list(_sequences(problem, leaves, call, real))
     for place, one in found:
         if call.wanted and steps is recurrence:
@@ -149,19 +163,10 @@ def computed(
             one.terms["beta"] = torch.zeros_like(one.k[..., :1])
         out, state = steps(one)
         out = out if one.skip is None else out + one.skip
-        o = o.index_put(place, out.to(v.dtype))
+        o = o.index_put(place, out.to(o.dtype))
         states.append(state.to(leaves[STATE].dtype if STATE in leaves else real))
-    final = torch.stack(states) if states else torch.zeros(0, HV, K, V, device=v.device)
-    of = {"o": o, "final_state": final}
-    pairs = {n: (of[n], x.to(of[n])) for n, x in call.cotangents.items() if of[n].requires_grad}
-    grads = {name: torch.zeros_like(leaves[name]) for name in call.wanted}
-    natural: dict[str, Tensor] = {}
-    if grads and pairs:
-        grads, natural = _differentiated(problem, leaves, call.wanted, pairs, found)
-    return Result(o.detach(), final.detach(), grads, natural)
-
-
-_Place = tuple[Tensor, Tensor]
+    final = torch.stack(states) if states else torch.zeros(0, HV, K, V, device=o.device)
+    return {"o": o, "final_state": final}, found
 
 
 def _sequences(
