@@ -5,6 +5,7 @@ compile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -69,9 +70,10 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     wanted = differentiable(problem, inputs) if group == "backward" else {}
     options = inputs.call(problem, tuple(wanted))
     truth, yardstick = (of(problem, inputs.tensors, options) for of in (linear_attention, eager))
+    terms = {} if wanted else _terms(problem, inputs, truth)
     watched = {**inputs.tensors, **{f"d{n}": x for n, x in inputs.cotangents.items()}}
     got, broken = compare.careful(lambda: _outputs(subject, inputs, wanted), watched, device)
-    return [*_compare(problem, got, truth, yardstick, case.keys), *broken]
+    return [*_compare(problem, got, truth, yardstick, terms, case.keys), *broken]
 
 
 def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,6 +91,7 @@ def _compare(
     got: Mapping[str, Tensor],
     truth: Result,
     yardstick: Result,
+    terms: Mapping[str, Result],
     keys: str = "random",
 ) -> list[compare.Check]:
     dtypes = {b.name: b.dtype for b in problem.buffers} | {STATE: problem.state_dtype}
@@ -101,8 +104,24 @@ def _compare(
             dtype = dtypes.get(name[1:], problem.dtype)
             want = truth.grads[name[1:]]
             eager_value = _without_luck(problem, name[1:], truth, yardstick, alike=keys != "random")
-        found.append(_checked(problem, name, dtype, value, want, eager_value, truth.natural))
+        parts = {n: getattr(term, name) for n, term in terms.items() if name in OUTPUTS}
+        found.append(_checked(problem, name, dtype, (value, want, eager_value), truth, parts))
     return found
+
+
+def _terms(problem: Problem, inputs: Inputs, truth: Result) -> dict[str, Result]:
+    """Return terms whose sum are the outputs: of the initial state, of the values, and `skip`.
+
+    Outputs are linear in the initial state and the values.
+    """
+    plain, options = replace(problem, skip=None), inputs.call(problem)
+    without = {**inputs.tensors, "v": torch.zeros_like(inputs.tensors["v"])}
+    before = linear_attention(plain, without, options)
+    both = linear_attention(plain, inputs.tensors, options)
+    tokens = Result(both.o - before.o, both.final_state - before.final_state)
+    skip = Result(truth.o - both.o, truth.final_state - both.final_state)
+    named = {"the initial state": before, "the tokens": tokens, "the skip": skip}
+    return {f"the term of {name}": term for name, term in named.items()}
 
 
 def _without_luck(
@@ -129,12 +148,13 @@ def _checked(
     problem: Problem,
     name: str,
     dtype: str,
-    value: Tensor,
-    want: Tensor,
-    eager_value: Tensor,
-    natural: Mapping[str, Tensor],
+    values: tuple[Tensor, Tensor, Tensor],
+    truth: Result,
+    parts: Mapping[str, Tensor],
 ) -> compare.Check:
-    size = natural.get(name[1:])
+    """Compare a result, its truth and its eager value."""
+    value, want, eager_value = values
+    size = truth.natural.get(name[1:])
     shapes = {b.name: b.shape for b in problem.buffers}
     if shapes.get(name[1:], ("K",))[-1] == "HV":
         # Each entry is a row.
@@ -144,7 +164,7 @@ def _checked(
     # The terms of a gate's gradient are rounded before they cancel: eager errors are one to two
     # roundings of their size.
     rounding = 0.0 if size is None else float(size.norm())
-    traits = compare.Traits(natural=size, rounding=rounding, dtype=DTYPES[dtype])
+    traits = compare.Traits(natural=size, rounding=rounding, dtype=DTYPES[dtype], parts=parts)
     return compare.check(name, value, want, eager_value, compare.tolerance(problem.dtype), traits)
 
 
@@ -171,7 +191,7 @@ def _run_steps(subject: Subject, inputs: Inputs) -> list[compare.Check]:
         return {"o": o, "final_state": found}
 
     got, broken = compare.careful(run, tensors, subject.device)
-    return [*_compare(problem, got, truth, yardstick), *broken]
+    return [*_compare(problem, got, truth, yardstick, {}), *broken]
 
 
 # --- calls to compile ------------------------

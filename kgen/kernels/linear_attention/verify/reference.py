@@ -241,6 +241,7 @@ def _features(problem: Problem, name: str, x: Tensor, real: Any) -> Tensor:
 
 # --- gradients ------------------------
 
+_INNER = ("q", "k", "decay", "beta", "skip")
 _OPTIONS = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
 
 
@@ -254,22 +255,24 @@ def _differentiated(
 ) -> Result:
     """Add gradients to a result. `outputs` has pairs of an output and its cotangent."""
     of, cotangents = zip(*outputs.values(), strict=True)
-
-    def gradients(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(torch.autograd.grad(of, inputs, cotangents, **_OPTIONS))
-
-    grads = dict(zip(wanted, gradients([leaves[name] for name in wanted]), strict=True))
+    inner = [
+        [x for x in (getattr(one, name) for name in _INNER) if x is not None and x.requires_grad]
+        for _, one in found
+    ]
+    every = [leaves[name] for name in wanted] + [x for some in inner for x in some]
+    # One pass for all sequences: each pass runs through every token.
+    changes = torch.autograd.grad(of, every, cotangents, **_OPTIONS)
+    by_id = {id(x): change for x, change in zip(every, changes, strict=True)}
     squares: dict[str, Tensor] = {}
     parts: dict[str, list[Tensor]] = {}
     for place, one in found:
         if one.terms:
             # Kernels compute the gradient of a decay from these products, which mostly cancel.
-            features = [x for x in (one.q, one.k) if x.requires_grad]
-            changes = zip(features, gradients(features), strict=True)
-            one.terms["decay"] = _norm(one.terms["decay"], *(x.detach() * dx for x, dx in changes))
+            products = [x.detach() * by_id[id(x)] for x in (one.q, one.k) if id(x) in by_id]
+            one.terms["decay"] = _norm(one.terms["decay"], *products)
         if one.terms and "o" in outputs:
             one.terms["skip"] = outputs["o"][1][place]
-        own: dict[str, Tensor | float] = {}
+        own: dict[str, Tensor] = {}
         for name, buffer, slope in _slopes(problem, leaves, wanted, one):
             terms = one.terms.get(name)
             if terms is not None:
@@ -277,13 +280,13 @@ def _differentiated(
                 whole = squares.setdefault(buffer.name, torch.zeros_like(leaves[buffer.name]))
                 whole[at] += _squared(slope, terms, buffer, "K" if name == "decay" else "V")
             if not buffer.tokens:
-                (change,) = gradients([getattr(one, name)])
-                own[buffer.name] = own.get(buffer.name, 0) + slope * change
+                part = slope * by_id[id(getattr(one, name))]
+                own[buffer.name] = own.get(buffer.name, torch.zeros_like(part)) + part
         for n, part in own.items():
-            parts.setdefault(n, []).append(torch.as_tensor(part))
+            parts.setdefault(n, []).append(part)
     return replace(
         result,
-        grads=grads,
+        grads={name: by_id[id(leaves[name])] for name in wanted},
         natural={name: whole.detach().sqrt() for name, whole in squares.items()},
         parts={name: torch.cat(some).detach() for name, some in parts.items()},
     )
