@@ -60,8 +60,8 @@ class Tokens:
     """The L tokens of one sequence, in the precision of the computation.
 
     q, k: [L, HV, K], after feature maps and norm; v: [L, HV, V]. `decay` [L, HV, 1 or K] is the
-    natural logarithm of the factor of the state, `beta` is [L, HV, 1], `skip` [L, HV, V] a term of
-    the output; they are None if the spec has none.
+    natural logarithm of the factor of the state. `beta` is [L, HV, 1]. `skip` [L, HV, V] is a term
+    of the output. Each of the three is None if the spec has none.
     """
 
     q: Tensor
@@ -75,8 +75,8 @@ class Tokens:
     delta: bool
     scale: float
     terms: dict[str, Tensor] = field(default_factory=dict)
-    """Sizes of the gradients of `decay` [L, HV, K] and `beta` [L, HV, 1], which the backward pass
-    of the recurrence fills in.
+    """Sizes of the gradients of `decay` [L, HV, K] and `beta` [L, HV, 1]. The backward pass of the
+    recurrence fills them in.
     """
 
     @property
@@ -326,6 +326,6 @@ def _slope(value: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _norm(*parts: Tensor, dim: int | None = None) -> Tensor:
-    """Return the root of the sum of squares, over tensors, and over one dimension if given."""
+    """Return the root of the sum of squares, over tensors, and over a dimension if it is not None."""
     total = sum((part.square() for part in parts), start=torch.zeros_like(parts[0]))
     return (total if dim is None else total.sum(dim, keepdim=True)).sqrt()
