@@ -188,6 +188,17 @@ def _sequences(
             begin += length
 
 
+def gates(problem: Problem, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    """Return the natural logarithm of the decays, [B, T, HV, 1 or K], and beta [B, T, HV, 1]."""
+    found = [one for _, one in _sequences(problem, tensors, PLAIN, torch.float32)]
+
+    def stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
+        there = [part for part in parts if part is not None]
+        return torch.stack(there) if there else None
+
+    return stacked([one.decay for one in found]), stacked([one.beta for one in found])
+
+
 def _cut(problem: Problem, name: str, x: Tensor, b: int, rows: slice) -> Tensor:
     """Return the tokens of one sequence, without the batch. Other tokens may be NaN."""
     shared = {buffer.name for buffer in problem.buffers if not buffer.tokens} | {STATE}
@@ -326,6 +337,6 @@ def _slope(value: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _norm(*parts: Tensor, dim: int | None = None) -> Tensor:
-    """Return the root of the sum of squares, over tensors, and over a dimension if it is not None."""
+    """Return the root of the sum of squares, over tensors and one dimension, if there is one."""
     total = sum((part.square() for part in parts), start=torch.zeros_like(parts[0]))
     return (total if dim is None else total.sum(dim, keepdim=True)).sqrt()
