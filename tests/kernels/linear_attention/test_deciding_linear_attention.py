@@ -66,8 +66,8 @@ def test_quick_cases_decide_both_ways(path: Path) -> None:
 
 def test_a_decision_without_a_case_is_found() -> None:
     text = (
-        "kernel: linear_attention\nname: x\ndtype: bf16\nhead_dim: 64\n"
+        "kernel: linear_attention\nname: sample\ndtype: bf16\nhead_dim: 64\n"
         "buffers: {g: {shape: [T, HV], dtype: fp32}}\n"
         "decay: where(g[t, h] > 123456, -1, -abs(g[t, h]))\n"
     )
-    assert undecided(problem_of(loads(text, "x.yaml"))) == ["decay: g > 123456"]
+    assert undecided(problem_of(loads(text, "sample.yaml"))) == ["decay: g > 123456"]
