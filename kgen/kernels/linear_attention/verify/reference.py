@@ -17,6 +17,7 @@ from torch import Tensor
 from kgen.expr.nodes import Node
 from kgen.kernels.linear_attention.verify.problem import Buffer, Problem
 from kgen.verify.evaluate import evaluate
+from kgen.verify.tensors import DTYPES
 
 STATE = "initial_state"
 """The argument with the states before the first tokens."""
@@ -165,7 +166,7 @@ def outputs(
         out, state = steps(one)
         out = out if one.skip is None else out + one.skip
         o = o.index_put(place, out.to(o.dtype))
-        states.append(state.to(leaves[STATE].dtype if STATE in leaves else real))
+        states.append(state.to(real if real == torch.float64 else DTYPES[problem.state_dtype]))
     final = torch.stack(states) if states else torch.zeros(0, HV, K, V, device=o.device)
     return {"o": o, "final_state": final}, found
 
