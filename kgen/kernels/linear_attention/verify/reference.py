@@ -290,7 +290,8 @@ def _differentiated(
             if terms is not None:
                 at = place if buffer.tokens else ()
                 whole = squares.setdefault(buffer.name, torch.zeros_like(leaves[buffer.name]))
-                whole[at] += _squared(slope, terms, buffer, "K" if name == "decay" else "V")
+                sized = ("K", problem.chunk_size) if name == "decay" else ("V", 1)
+                whole[at] += _squared(slope, terms, buffer, *sized)
             if not buffer.tokens:
                 part = slope * by_id[id(getattr(one, name))]
                 own[buffer.name] = own.get(buffer.name, torch.zeros_like(part)) + part
@@ -317,10 +318,15 @@ def _slopes(
                 yield name, buffer, _slope(value, leaves[buffer.name])
 
 
-def _squared(slope: Tensor, terms: Tensor, buffer: Buffer, columns: str) -> Tensor:
-    """Return the squared size of the gradient of a buffer in one sequence."""
-    size = terms if terms.shape == slope.shape else _norm(terms, dim=-1)
-    found = (slope * size).square()
+def _squared(slope: Tensor, terms: Tensor, buffer: Buffer, columns: str, chunk: int) -> Tensor:
+    """Return the squared size of the gradient of a buffer in one sequence.
+
+    The errors of `chunk` tokens add up: the gradient of a decay is a sum over later tokens.
+    """
+    found = slope * (terms if terms.shape == slope.shape else _norm(terms, dim=-1))
+    if not buffer.tokens:
+        found = torch.stack([part.abs().sum(0) for part in found.split(chunk)])
+    found = found.square()
     for axis, name in ((2, columns), (1, "HV"), (0, "T")):
         if name not in buffer.shape:
             found = found.sum(axis)
