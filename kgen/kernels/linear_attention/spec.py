@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kgen.expr.nodes import Node, Read, Type, Var, buffers_of, reads, substitute, variables
+from kgen.expr.fold import folded
+from kgen.expr.nodes import Const, Node, Read, Type, Var, buffers_of, reads, substitute, variables
 from kgen.expr.scope import BufferType, Scope
 from kgen.kernels.linear_attention.fields import (
     SIZES,
@@ -182,8 +185,8 @@ class LinearAttentionSpec(SpecModel):
         """Return by field: the text, the names that it may use, and the type that its value must
         have.
         """
-        others = (*self.buffers, "t", "h", "c", "q", "k", "v", *SIZES)
-        feature_map = Scope({"x": Type.FLOAT}, {}, dict.fromkeys(others, _ELEMENTWISE))
+        others = dict.fromkeys(("t", "h", "c", "q", "k", "v", *SIZES), _ELEMENTWISE)
+        feature_map = replace(self._scope(**others), variables={"x": Type.FLOAT})
         scopes = {
             "decay": self._scope("t", "h", "c", v=_ONLY_IN_SKIP),
             "beta": self._scope("t", "h", v=_ONLY_IN_SKIP, c=_ONE_PER_HEAD),
@@ -235,6 +238,10 @@ class LinearAttentionSpec(SpecModel):
             yield problem("unused-name", f"`{field}` does not use `{needed}`", hint, at=(field,))
         for read in dict.fromkeys(reads(tree)):
             yield from self._check_read(field, read)
+        if field == "decay" and _grows(values(tree)):
+            message = "`decay` is above 0 for all values of its buffers, so the state grows"
+            hint = "it is the logarithm of the factor of the state: write `-(...)`, at most 0"
+            yield problem("positive-decay", message, hint, at=(field,))
         if "t" in variables(values(tree)):
             message = "`t` is only an index: the value of an expression cannot depend on it"
             hint = "write a buffer of shape [T, HV] for values that depend on the position"
@@ -265,3 +272,19 @@ def values(tree: Node) -> Node:
     A checked expression reads a buffer only at its own indices, so the name determines the value.
     """
     return substitute(tree, {read: Var(read.buffer, read.type) for read in reads(tree)})
+
+
+def _grows(decay: Node) -> bool:
+    """True if the value is above 0 at all sample points of buffers, heads and columns."""
+    random = Random(0)
+    for _ in range(32):
+        sizes = {"H": 8, "HV": 8, "h": random.randrange(8), "c": random.randrange(64)}
+        point: dict[Node, Node] = {
+            Var(name, Type.INT): Const(value, Type.INT) for name, value in sizes.items()
+        }
+        for name in sorted(variables(decay) - sizes.keys()):
+            point[Var(name, Type.FLOAT)] = Const(random.uniform(-8, 8), Type.FLOAT)
+        value = folded(substitute(decay, point), {})
+        if not isinstance(value, Const) or value.value <= 0:
+            return False
+    return True

@@ -5,6 +5,7 @@ compile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,13 +30,6 @@ from kgen.kernels.linear_attention.verify.reference import STATE, Result, linear
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
 from kgen.verify.tensors import DTYPES
-
-OF_TERMS = 2.0**-4
-"""The error of the gradient of a gate, in units of its terms before cancellation.
-
-Terms of pairs of tokens cancel with equal rounding, so eager errors are about half of it. A sum
-over few tokens may be more accurate than that by chance.
-"""
 
 
 def groups(problem: Problem) -> tuple[str, ...]:
@@ -76,9 +70,10 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     wanted = differentiable(problem, inputs) if group == "backward" else {}
     options = inputs.call(problem, tuple(wanted))
     truth, yardstick = (of(problem, inputs.tensors, options) for of in (linear_attention, eager))
+    terms = {} if wanted else _terms(problem, inputs, truth)
     watched = {**inputs.tensors, **{f"d{n}": x for n, x in inputs.cotangents.items()}}
     got, broken = compare.careful(lambda: _outputs(subject, inputs, wanted), watched, device)
-    return [*_compare(problem, got, truth, yardstick), *broken]
+    return [*_compare(problem, got, truth, yardstick, terms, case.keys), *broken]
 
 
 def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -92,7 +87,12 @@ def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> 
 
 
 def _compare(
-    problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result
+    problem: Problem,
+    got: Mapping[str, Tensor],
+    truth: Result,
+    yardstick: Result,
+    terms: Mapping[str, Result],
+    keys: str = "random",
 ) -> list[compare.Check]:
     dtypes = {b.name: b.dtype for b in problem.buffers} | {STATE: problem.state_dtype}
     found = []
@@ -102,29 +102,69 @@ def _compare(
             want, eager_value = getattr(truth, name), getattr(yardstick, name)
         else:
             dtype = dtypes.get(name[1:], problem.dtype)
-            want, eager_value = (result.grads[name[1:]] for result in (truth, yardstick))
-        found.append(_checked(problem, name, dtype, value, want, eager_value, truth.natural))
+            want = truth.grads[name[1:]]
+            eager_value = _without_luck(problem, name[1:], truth, yardstick, alike=keys != "random")
+        parts = {n: getattr(term, name) for n, term in terms.items() if name in OUTPUTS}
+        found.append(_checked(problem, name, dtype, (value, want, eager_value), truth, parts))
     return found
+
+
+def _terms(problem: Problem, inputs: Inputs, truth: Result) -> dict[str, Result]:
+    """Return terms whose sum are the outputs: of the initial state, of the values, and `skip`.
+
+    Outputs are linear in the initial state and the values.
+    """
+    plain, options = replace(problem, skip=None), inputs.call(problem)
+    without = {**inputs.tensors, "v": torch.zeros_like(inputs.tensors["v"])}
+    before = linear_attention(plain, without, options)
+    both = linear_attention(plain, inputs.tensors, options)
+    tokens = Result(both.o - before.o, both.final_state - before.final_state)
+    skip = Result(truth.o - both.o, truth.final_state - both.final_state)
+    named = {"the initial state": before, "the tokens": tokens, "the skip": skip}
+    return {f"the term of {name}": term for name, term in named.items()}
+
+
+def _without_luck(
+    problem: Problem, name: str, truth: Result, yardstick: Result, *, alike: bool
+) -> Tensor:
+    """Return the eager gradient, with at least the error that the sum of its parts may have.
+
+    A buffer without tokens has few elements, each a sum over all tokens, whose errors may cancel by
+    chance. Independent errors add up to the root of the sum of their squares, with a deviation of
+    the same size. Tokens with equal keys are rounded `alike`, so their errors add up.
+    """
+    want, eager_value = truth.grads[name], yardstick.grads[name]
+    if name not in truth.parts:
+        return eager_value
+    (shape,) = (buffer.shape for buffer in problem.buffers if buffer.name == name)
+    errors = (yardstick.parts[name].double() - truth.parts[name]).abs()
+    if len(shape) == 1:
+        errors = errors.movedim(1, -1).flatten(0, 1)
+    least = errors.sum(0) if alike else 2 * errors.norm(dim=0)
+    return want + torch.maximum((eager_value.double() - want).abs(), least.expand_as(want))
 
 
 def _checked(
     problem: Problem,
     name: str,
     dtype: str,
-    value: Tensor,
-    want: Tensor,
-    eager_value: Tensor,
-    natural: Mapping[str, Tensor],
+    values: tuple[Tensor, Tensor, Tensor],
+    truth: Result,
+    parts: Mapping[str, Tensor],
 ) -> compare.Check:
-    size = natural.get(name[1:])
+    """Compare a result, its truth and its eager value."""
+    value, want, eager_value = values
+    size = truth.natural.get(name[1:])
     shapes = {b.name: b.shape for b in problem.buffers}
     if shapes.get(name[1:], ("K",))[-1] == "HV":
         # Each entry is a row.
         value, want, eager_value = value[..., None], want[..., None], eager_value[..., None]
     elif size is not None:
         size = size.norm(dim=-1)
-    rounding = 0.0 if size is None else OF_TERMS * float(size.norm())
-    traits = compare.Traits(natural=size, rounding=rounding, dtype=DTYPES[dtype])
+    # The terms of a gate's gradient are rounded before they cancel: eager errors are one to two
+    # roundings of their size.
+    rounding = 0.0 if size is None else float(size.norm())
+    traits = compare.Traits(natural=size, rounding=rounding, dtype=DTYPES[dtype], parts=parts)
     return compare.check(name, value, want, eager_value, compare.tolerance(problem.dtype), traits)
 
 
@@ -151,7 +191,7 @@ def _run_steps(subject: Subject, inputs: Inputs) -> list[compare.Check]:
         return {"o": o, "final_state": found}
 
     got, broken = compare.careful(run, tensors, subject.device)
-    return [*_compare(problem, got, truth, yardstick), *broken]
+    return [*_compare(problem, got, truth, yardstick, {}), *broken]
 
 
 # --- calls to compile ------------------------

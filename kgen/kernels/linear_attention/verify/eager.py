@@ -8,6 +8,7 @@ and states are float32. Feature maps, norms and expressions are computed in floa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -50,7 +51,7 @@ def _leaves(inputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
 
 def _rounded(result: Result, inputs: Mapping[str, Tensor]) -> Result:
     grads = {name: x.to(inputs[name].dtype) for name, x in result.grads.items()}
-    return Result(result.o, result.final_state, grads)
+    return replace(result, grads=grads)
 
 
 def chunked(one: Tokens, size: int) -> tuple[Tensor, Tensor]:

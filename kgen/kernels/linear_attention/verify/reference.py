@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kgen.expr.nodes import Node
-from kgen.kernels.linear_attention.verify.problem import Problem
+from kgen.kernels.linear_attention.verify.problem import Buffer, Problem
 from kgen.verify.evaluate import evaluate
 
 STATE = "initial_state"
@@ -44,13 +44,15 @@ PLAIN = Call()
 class Result:
     """The output `o` [B, T, HV, V], `final_state` [N, HV, K, V], and gradients by name.
 
-    `natural` has the gradients of buffers if no terms cancelled, from the recurrence only.
+    `natural` has the gradients of buffers if no terms cancelled, from the recurrence only. `parts`
+    has the gradients of buffers without tokens before the sum over tokens, [tokens, HV, columns].
     """
 
     o: Tensor
     final_state: Tensor
     grads: Mapping[str, Tensor] = field(default_factory=dict)
     natural: Mapping[str, Tensor] = field(default_factory=dict)
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -143,11 +145,10 @@ def computed(
     """
     of, found = outputs(problem, leaves, call, steps, real)
     pairs = {n: (of[n], x.to(of[n])) for n, x in call.cotangents.items() if of[n].requires_grad}
-    grads = {name: torch.zeros_like(leaves[name]) for name in call.wanted}
-    natural: dict[str, Tensor] = {}
-    if grads and pairs:
-        grads, natural = _differentiated(problem, leaves, call.wanted, pairs, found)
-    return Result(of["o"].detach(), of["final_state"].detach(), grads, natural)
+    result = Result(of["o"].detach(), of["final_state"].detach())
+    if call.wanted and pairs:
+        return _differentiated(problem, leaves, call.wanted, pairs, found, result)
+    return replace(result, grads={name: torch.zeros_like(leaves[name]) for name in call.wanted})
 
 
 def outputs(
@@ -240,6 +241,7 @@ def _features(problem: Problem, name: str, x: Tensor, real: Any) -> Tensor:
 
 # --- gradients ------------------------
 
+_INNER = ("q", "k", "decay", "beta", "skip")
 _OPTIONS = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
 
 
@@ -249,48 +251,68 @@ def _differentiated(
     wanted: Sequence[str],
     outputs: Mapping[str, tuple[Tensor, Tensor]],
     found: Sequence[tuple[_Place, Tokens]],
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the gradients in `wanted`, and the natural size of those of buffers.
-
-    `outputs` has pairs of an output and its cotangent.
-    """
+    result: Result,
+) -> Result:
+    """Add gradients to a result. `outputs` has pairs of an output and its cotangent."""
     of, cotangents = zip(*outputs.values(), strict=True)
-    grads = torch.autograd.grad(of, [leaves[name] for name in wanted], cotangents, **_OPTIONS)
+    inner = [
+        [x for x in (getattr(one, name) for name in _INNER) if x is not None and x.requires_grad]
+        for _, one in found
+    ]
+    every = [leaves[name] for name in wanted] + [x for some in inner for x in some]
+    # One pass for all sequences: each pass runs through every token.
+    changes = torch.autograd.grad(of, every, cotangents, **_OPTIONS)
+    by_id = {id(x): change for x, change in zip(every, changes, strict=True)}
     squares: dict[str, Tensor] = {}
+    parts: dict[str, list[Tensor]] = {}
     for place, one in found:
-        if not (one.length and one.terms):
-            continue
-        # Kernels compute the gradient of a decay from these two products, which mostly cancel.
-        features = [x for x in (one.q, one.k) if x.requires_grad]
-        changes = torch.autograd.grad(of, features, cotangents, **_OPTIONS)
-        of_products = [x.detach() * dx for x, dx in zip(features, changes, strict=True)]
-        one.terms["decay"] = _norm(one.terms["decay"], *of_products)
-        if "o" in outputs:
+        if one.terms:
+            # Kernels compute the gradient of a decay from these products, which mostly cancel.
+            products = [x.detach() * by_id[id(x)] for x in (one.q, one.k) if id(x) in by_id]
+            one.terms["decay"] = _norm(one.terms["decay"], *products)
+        if one.terms and "o" in outputs:
             one.terms["skip"] = outputs["o"][1][place]
-        for name, part in _squares(problem, leaves, wanted, one):
-            at = place if part.ndim == leaves[name].ndim - 1 else ()
-            whole = squares.setdefault(name, torch.zeros_like(leaves[name]))
-            whole[at] += part
-    natural = {name: whole.detach().sqrt() for name, whole in squares.items()}
-    return dict(zip(wanted, grads, strict=True)), natural
+        own: dict[str, Tensor] = {}
+        for name, buffer, slope in _slopes(problem, leaves, wanted, one):
+            terms = one.terms.get(name)
+            if terms is not None:
+                at = place if buffer.tokens else ()
+                whole = squares.setdefault(buffer.name, torch.zeros_like(leaves[buffer.name]))
+                whole[at] += _squared(slope, terms, buffer, "K" if name == "decay" else "V")
+            if not buffer.tokens:
+                part = slope * by_id[id(getattr(one, name))]
+                own[buffer.name] = own.get(buffer.name, torch.zeros_like(part)) + part
+        for n, part in own.items():
+            parts.setdefault(n, []).append(part)
+    return replace(
+        result,
+        grads={name: by_id[id(leaves[name])] for name in wanted},
+        natural={name: whole.detach().sqrt() for name, whole in squares.items()},
+        parts={name: torch.cat(some).detach() for name, some in parts.items()},
+    )
 
 
-def _squares(
+def _slopes(
     problem: Problem, leaves: Mapping[str, Tensor], wanted: Sequence[str], one: Tokens
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the squared sizes of the gradients of buffers in one sequence, for each expression."""
+) -> Iterator[tuple[str, Buffer, Tensor]]:
+    """Yield each expression of one sequence and a buffer in it, with the derivative of each
+    element.
+    """
     for name in ("decay", "beta", "skip"):
-        value, terms = getattr(one, name), one.terms.get(name)
+        value = getattr(one, name)
         for buffer in problem.read_by(name):
-            if buffer.name not in wanted or terms is None or not value.requires_grad:
-                continue
-            size = terms if terms.shape == value.shape else _norm(terms, dim=-1)
-            found = (_slope(value, leaves[buffer.name]) * size).square()
-            kept = ("T", "HV", "K" if name == "decay" else "V")
-            for axis in (2, 1, 0):
-                if kept[axis] not in buffer.shape:
-                    found = found.sum(axis)
-            yield buffer.name, found
+            if one.length and buffer.name in wanted and value.requires_grad:
+                yield name, buffer, _slope(value, leaves[buffer.name])
+
+
+def _squared(slope: Tensor, terms: Tensor, buffer: Buffer, columns: str) -> Tensor:
+    """Return the squared size of the gradient of a buffer in one sequence."""
+    size = terms if terms.shape == slope.shape else _norm(terms, dim=-1)
+    found = (slope * size).square()
+    for axis, name in ((2, columns), (1, "HV"), (0, "T")):
+        if name not in buffer.shape:
+            found = found.sum(axis)
+    return found
 
 
 def _slope(value: Tensor, leaf: Tensor) -> Tensor:
