@@ -41,7 +41,7 @@ Table = Mapping[int, Tile]
 
 def tile_tables(spec: LinearAttentionSpec) -> dict[str, Table]:
     """Return the tile shapes of each kernel of a spec, by the kernel's name."""
-    return _forward(spec)
+    return _forward(spec) | _backward(spec)
 
 
 def _forward(spec: LinearAttentionSpec) -> dict[str, Table]:
@@ -59,4 +59,25 @@ def _forward(spec: LinearAttentionSpec) -> dict[str, Table]:
         "output": {0: Tile(wide, BLOCK_K=32 if BT == 128 else 64, BLOCK_V=64)}
         | dict.fromkeys(RECENT, Tile(wide, BLOCK_K=64, BLOCK_V=min(v, 128))),
         "decode": {0: Tile(4, BLOCK_V=32)},
+    }
+
+
+def _backward(spec: LinearAttentionSpec) -> dict[str, Table]:
+    BT, k = spec.chunk_size, spec.head_dim.qk
+    wide = 8 if BT == 128 else 4
+    states = Tile(8 if k == 256 else 4, 1, BLOCK_V=16 if k == 256 else 32)
+    deep = Tile(states.num_warps, 1 if k == 256 or BT == 128 else 2, BLOCK_V=32)
+    return {
+        "values_back": {0: Tile(wide, BLOCK_K=64, BLOCK_V=64)},
+        "states_back": {0: states} | dict.fromkeys(RECENT, deep),
+        "keys_back": {0: Tile(8, BLOCK_K=32, BLOCK_V=32)}
+        | dict.fromkeys(RECENT, Tile(8, 2, BLOCK_K=64, BLOCK_V=64 if BT <= 64 else 32)),
+        "solve_back": {0: Tile(8, BLOCK_K=32, BLOCK_V=32)}
+        | dict.fromkeys(RECENT, Tile(8, BLOCK_K=64, BLOCK_V=64)),
+        "updates_back": {0: Tile(8)},
+        "pairs_back": {0: Tile(4, BLOCK_K=64)},
+        "gates_back": {0: Tile(8 if k == 256 else 4)},
+        "skip_back": {0: Tile(8)},
+        "q_map_back": {0: Tile(8)},
+        "k_map_back": {0: Tile(8)},
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.expr.algebra import call
+from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import Place, hoist
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Const, Node, Type, variables
@@ -69,6 +70,8 @@ class Functions:
         """Yield the functions of the derivatives."""
         for field, formula in self.plan.formulas.items():
             for name, slope in formula.slopes.items():
+                if is_one(slope):
+                    continue
                 words = OF_SLOPE.format(field, name)
                 yield self._function(f"_{field}_by_{name}", slope, words)
 

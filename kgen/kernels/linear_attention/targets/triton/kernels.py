@@ -17,8 +17,8 @@ from kgen.kernels.linear_attention.targets.triton.functions import (
     Functions,
 )
 from kgen.kernels.linear_attention.targets.triton.signatures import (
-    KernelSignature,
     K,
+    KernelSignature,
     Operand,
     Q,
     V,
@@ -70,17 +70,26 @@ class Traits:
     delta: bool
     betas: bool
     """True if updates have a factor."""
+    decay_learned: bool
+    """True if a buffer of the decay has a gradient."""
+    by_head_learned: bool
+    beta_learned: bool
 
 
 def traits_of(plan: LinearAttentionPlan) -> Traits:
     """Return the properties of a plan."""
-    decays = "decay" in plan.formulas
+    decays, learned = "decay" in plan.formulas, plan.spec.buffers.keys()
+    changes = {f: bool(learned & of.slopes.keys()) for f, of in plan.formulas.items()}
+    decay_learned = changes.get("decay", False)
     return Traits(
         by_head=decays and not plan.by_column,
         by_column=plan.by_column,
         decays=decays,
         delta=plan.delta,
         betas="beta" in plan.formulas,
+        decay_learned=decay_learned,
+        by_head_learned=decay_learned and not plan.by_column,
+        beta_learned=changes.get("beta", False),
     )
 
 
@@ -307,10 +316,8 @@ class Builder:
         """Return the kernel of the output."""
         traits, skip = self.traits, self.elements("skip", VALUES)
         keys = [Operand("P")] if traits.by_column else [K]
-        if traits.delta:
-            updates = [Operand("new"), *([V] if skip else [])]
-        else:
-            updates = [V, *self.betas]
+        through = [Operand("new"), *([V] if skip else [])]
+        updates = through if traits.delta else [V, *self.betas]
         operands = [Q, *keys, *updates, *self.decays, Operand("states"), *self.buffers("skip")]
         signature = chunk_signature(
             self.plan,

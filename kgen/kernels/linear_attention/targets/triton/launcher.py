@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from kgen.expr.nodes import buffers_of
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
+from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
 from kgen.kernels.linear_attention.targets.triton.steps import Step, Steps
 from kgen.spec.common import differentiable
@@ -123,6 +124,47 @@ class Decoding(Template):
 
 
 @dataclass(frozen=True)
+class Backward(Template):
+    """The operator of the backward pass."""
+
+    template: ClassVar[str] = "linear_attention/triton/_backward.j2"
+
+    name: str
+    bf16: bool
+    varlen: bool
+    parameters: list[str]
+    operands: list[str]
+    results: str
+    layouts: str
+    state_shape: str
+    state_dtype: str
+    in_float32: list[str]
+    """Statements that cast the operands for a call in float32."""
+    recomputed: list[str]
+    """The tensors of forward that backward computes again."""
+    of_chunks: list[str]
+    """The operands of this computation."""
+    mapped: list[str]
+    steps: list[Step]
+    sums: list[str]
+    """Statements that add parts of gradients."""
+    gradients: list[str]
+    """The buffers with gradients."""
+    likes: list[str]
+    """The inputs with gradients, apart from the initial state."""
+    inputs: list[str]
+    """The operands of forward."""
+    saved: list[str]
+    kept: list[str]
+    """The tensors that autograd keeps."""
+    returned: list[str]
+    """The gradient of each operand of forward, or None."""
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_once", "_register_autograd")
+
+
+@dataclass(frozen=True)
 class Launcher(Template):
     """Tile lookup, operators, and the spec's functions."""
 
@@ -149,11 +191,14 @@ class Launcher(Template):
     """The results of forward that backward reads."""
     mapped: list[str]
     """Statements that replace q and k by the results of their feature maps."""
+    in_bf16: list[str]
+    """The results of a call in float32, cast to the dtypes of the operator."""
     output: Step
     state_shape: str
     state_dtype: str
     fakes: list[str]
     """Calls that allocate the results."""
+    backward: Backward | None
     function: Function
     decoding: Decoding | None
 
@@ -206,7 +251,7 @@ class Interface:
 
     def dtypes(self, state: str) -> dict[str, str]:
         """Return the dtypes of the floating-point arguments."""
-        found = dict.fromkeys(("q", "k", "v"), self.spec.dtype)
+        found: dict[str, str] = dict.fromkeys(("q", "k", "v"), self.spec.dtype)
         found |= {name: self.spec.buffers[name].dtype for name in self.plan.buffers}
         found[state] = self.spec.state_dtype
         return {name: f"torch.{TORCH_DTYPES[dtype]}" for name, dtype in found.items()}
@@ -233,7 +278,7 @@ class Interface:
         """Return the checks of a function."""
         dtypes = self.dtypes(state)
         dims = {n: shape.count(",") + (shape[-2:] != ",)") for n, shape in self.shapes().items()}
-        given = [n for n in (*self.tensors, state)]
+        given = [*self.tensors, state]
         renamed = {n: self.label(n) for n in self.plan.buffers if self.label(n) != n}
         return Arguments(
             name=name,
@@ -334,7 +379,12 @@ class Interface:
         return f"{self.label(name)}: [{', '.join(sizes)}] {TORCH_DTYPES[buffer.dtype]}{used}."
 
 
-def launcher(interface: Interface, kernels: Kernels, launching: LaunchFunctions | None) -> Launcher:
+def launcher(
+    interface: Interface,
+    kernels: Kernels,
+    backward: BackwardKernels | None,
+    launching: LaunchFunctions | None,
+) -> Launcher:
     """Return the launcher of a plan."""
     plan, spec, steps = interface.plan, interface.spec, Steps(interface.plan)
     held, operands = steps.held(kernels), _operands(interface)
@@ -355,20 +405,32 @@ def launcher(interface: Interface, kernels: Kernels, launching: LaunchFunctions 
         held=held,
         saved=saved,
         mapped=[f"{n[0]} = {n}" for n in ("q_mapped", "k_mapped") if n in held],
+        in_bf16=["o.bfloat16()", "final_state", *(_in_bf16(name) for name in saved)],
         output=steps.output(kernels),
         state_shape=f"(N, HV, {interface.K}, {interface.V})",
         state_dtype=TORCH_DTYPES[spec.state_dtype],
         fakes=["v.new_empty(v.shape)", "final_state", *(_fake(steps, n) for n in saved)],
+        backward=_backward(interface, kernels, backward, steps) if backward else None,
         function=_function(interface),
         decoding=_decoding(interface, kernels, steps) if kernels.decode else None,
     )
 
 
 _TYPES = {
+    "dfinal_state": "Optional[Tensor]",
     "initial_state": "Optional[Tensor]",
     "scale": "float",
     "final": "bool",
 }
+
+
+def _low(name: str) -> bool:
+    """Return True if a tensor of forward has the dtype of q."""
+    return name not in ("seqs", "G", "betas")
+
+
+def _in_bf16(name: str) -> str:
+    return f"{name}.bfloat16()" if _low(name) else name
 
 
 def _fake(steps: Steps, name: str) -> str:
@@ -377,6 +439,44 @@ def _fake(steps: Steps, name: str) -> str:
 
 def _operands(interface: Interface) -> list[str]:
     return [*interface.tensors, *interface.packing, "initial_state", "scale", "final"]
+
+
+def _backward(
+    interface: Interface, kernels: Kernels, backward: BackwardKernels, steps: Steps
+) -> Backward:
+    plan, spec, tensors = interface.plan, interface.spec, interface.tensors
+    held = steps.held(kernels)
+    saved = held if spec.saves_states else []
+    kept = [*tensors, *interface.packing, "initial_state", *saved]
+    operands = ["do", "dfinal_state", *kept, "scale"]
+    gradients = list(plan.learned)
+    likes = ["q", "k", "v", *gradients]
+    returned = dict.fromkeys(_operands(interface), "None") | {n: f"grad_{n}" for n in gradients}
+    returned |= {name: f"d{name}" for name in ("q", "k", "v")}
+    returned["initial_state"] = "None if initial_state is None else dinitial_state"
+    return Backward(
+        name=spec.name,
+        bf16=spec.dtype == "bf16",
+        varlen=spec.varlen,
+        parameters=[f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands],
+        operands=operands,
+        results=f"tuple[{', '.join(['Tensor'] * (len(likes) + 1))}]",
+        layouts=", ".join(["do", "dfinal_state", *tensors, "initial_state", *interface.packing]),
+        state_shape=f"(N, HV, {interface.K}, {interface.V})",
+        state_dtype=TORCH_DTYPES[spec.state_dtype],
+        in_float32=[f"{n} = {n}.float()" for n in ("do", "q", "k", "v", *filter(_low, saved))],
+        recomputed=[] if saved else held,
+        of_chunks=[*tensors, *interface.packing, "initial_state", "scale"],
+        mapped=[f"{n}_raw, {n} = {n}, {n}_mapped" for n in "qk" if f"{n}_mapped" in held],
+        steps=list(steps.backward(backward)),
+        sums=steps.sums(),
+        gradients=gradients,
+        likes=likes,
+        inputs=_operands(interface),
+        saved=saved,
+        kept=kept,
+        returned=list(returned.values()),
+    )
 
 
 def _function(interface: Interface) -> Function:

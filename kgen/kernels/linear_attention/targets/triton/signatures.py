@@ -47,7 +47,7 @@ class KernelSignature:
     numbers: tuple[str, ...]
     """Sizes and other numbers."""
     constants: tuple[str, ...]
-    """Numbers of heads and flags, each the name of a local variable of the launcher."""
+    """Numbers of heads, flags and numbers of parts."""
     tile: tuple[str, ...]
     """The fields of a tile that the kernel reads."""
     specialized: tuple[str, ...] = ("scale",)
@@ -77,12 +77,17 @@ class KernelSignature:
         strides = {n: x for o in self.operands for n, x in o.strides.items()}
         moving = [x for name, x in strides.items() if name[-1] not in CONSTANT]
         fixed = [f"{name}={x}" for name, x in strides.items() if name[-1] in CONSTANT]
-        named = [f"{name}={name.lower() if name in FLAGS else name}" for name in self.constants]
+        named = [f"{name}={VALUES.get(name, name)}" for name in self.constants]
         return [*(o.name for o in self.operands), *moving, *self.numbers, *fixed, *named]
 
 
-FLAGS = ("INITIAL", "FINAL")
-"""Compile-time flags. The launcher has them in lower case."""
+VALUES = {
+    "INITIAL": "initial",
+    "FINAL": "final",
+    "PARTS": "dG.shape[0]",
+    "BETA_PARTS": "dbetas.shape[0]",
+}
+"""Launch arguments of compile-time constants that have another name in the launcher."""
 TOKENS = "bthc"
 Q, K, V = Operand("q", TOKENS), Operand("k", TOKENS), Operand("v", TOKENS)
 

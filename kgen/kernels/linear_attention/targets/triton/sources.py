@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kgen.expr.functions import in_order
 from kgen.expr.unparse import show
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan, plan_linear_attention
 from kgen.kernels.linear_attention.targets.triton.functions import Function, Functions
-from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels
+from kgen.kernels.linear_attention.targets.triton.gradients import (
+    BackwardBuilder,
+    BackwardKernels,
+)
+from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Inverse, Kernels
 from kgen.kernels.linear_attention.targets.triton.launcher import Interface, Launcher, launcher
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.kernels.linear_attention.targets.triton.steps import TileTable, tables
@@ -72,7 +76,9 @@ def module(plan: LinearAttentionPlan, called: Mapping[str, str], *, single: bool
     """Return the file of a plan."""
     spec, helpers = plan.spec, set[str]()
     interface, functions = Interface(plan, called), Functions(plan, helpers)
-    kernels = Builder(plan, functions).kernels()
+    builder = Builder(plan, functions)
+    kernels = builder.kernels()
+    backward = BackwardBuilder(builder, functions).kernels() if plan.backward else None
     texts = functions.all()
     launching = launching_of(single)
     return Module(
@@ -86,23 +92,29 @@ def module(plan: LinearAttentionPlan, called: Mapping[str, str], *, single: bool
         usage=interface.signature().usage,
         varlen=spec.varlen,
         oldest=OLDEST_TRITON,
-        tile_tables=tables(plan, signatures(kernels)),
+        tile_tables=tables(plan, signatures(kernels, backward)),
         helpers=in_order(helpers),
         functions=texts,
-        kernels=[kernel for kernel in vars(kernels).values() if kernel is not None],
-        launcher=launcher(interface, kernels, launching),
+        kernels=[*_there(kernels).values(), *_there(backward).values()],
+        launcher=launcher(interface, kernels, backward, launching),
         modules=modules_of(launching),
         launching=launching,
     )
 
 
-def signatures(kernels: Kernels) -> dict[str, KernelSignature]:
+def signatures(kernels: Kernels, backward: BackwardKernels | None) -> dict[str, KernelSignature]:
     """Return the parameters of each kernel by its name."""
     return {
         name: kernel.signature
-        for name, kernel in vars(kernels).items()
-        if hasattr(kernel, "signature")
+        for name, kernel in (_there(kernels) | _there(backward)).items()
+        if not isinstance(kernel, Inverse)
     }
+
+
+def _there(kernels: Kernels | BackwardKernels | None) -> dict[str, Any]:
+    """Return the kernels of a spec by name."""
+    named = {} if kernels is None else vars(kernels)
+    return {name: kernel for name, kernel in named.items() if kernel is not None}
 
 
 def recurrence(plan: LinearAttentionPlan) -> list[str]:

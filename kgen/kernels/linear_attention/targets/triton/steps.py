@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 from kgen.kernels.linear_attention.plan.tiles import Table, Tile, tile_tables
+from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels, learned
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.targets.triton import tables as by_chip
@@ -139,6 +140,73 @@ class Steps:
                 fresh = {n: call for n, call in made.items() if n not in there}
                 yield self.step(name, kernel.signature, programs, fresh, after)
                 there |= {operand.name for operand in kernel.signature.operands}
+
+    def backward(self, kernels: BackwardKernels) -> Iterator[Step]:
+        """Yield the launches of backward, in order."""
+        made, there = self.made_by_backward(), {"q", "k", "v", "do"}
+        heads, of_tile = "slots * HV", f' * ({self.size.qk} // tile["BLOCK_K"])'
+        programs = {
+            "states_back": f'N * HV * ({self.size.v} // tile["BLOCK_V"])',
+            "keys_back": heads + of_tile,
+            "pairs_back": f"{heads} * {self.chunk // 16}{of_tile}",
+            "q_map_back": "slots * H",
+            "k_map_back": "slots * H",
+        }
+        for name, kernel in vars(kernels).items():
+            if kernel is not None:
+                fresh = {n: call for n, call in made.items() if n not in there}
+                yield self.step(name, kernel.signature, programs.get(name, heads), fresh)
+                there |= {operand.name for operand in kernel.signature.operands}
+
+    def made_by_backward(self) -> dict[str, str]:
+        """Return the calls that allocate tensors of backward, by name."""
+        K, V, chunk, column = self.size.qk, self.size.v, self.chunk, self.plan.by_column
+        blocks = f'{K} // tile["BLOCK_K"]'
+        parts, of_pairs = "1", f'1 + {K} // _tile({table_name("pairs_back")}, arch)["BLOCK_K"]'
+        dG = self.new(blocks, "slots", "HV", chunk, dtype="float32")
+        betas = of_pairs if column and self.plan.delta else parts
+        call = "new_zeros" if self.spec.varlen else "new_empty"
+        found = {
+            "dnew": self.by_token(V),
+            "dstates": self.new("slots", "HV", K, V),
+            "dq_parts": self.by_token(K),
+            "dk_parts": self.by_token(K),
+            "dW": self.by_token(K),
+            "dG": self.by_token(K, dtype="float32") if column else dG,
+            "dP": self.by_token(chunk, dtype="float32"),
+            "dA": self.by_token(chunk, dtype="float32"),
+            "dbetas": self.new(betas, "slots", "HV", chunk, dtype="float32"),
+        }
+        found |= {f"d{name}": f"{name}.{call}({name}.shape)" for name in ("q", "k", "v")}
+        for name in self.plan.learned:
+            both = ", dtype=torch.float32" if len(self.sources(name)) > 1 else ""
+            whole = f"{name}.{call}({name}.shape{both})"
+            part = f"q.new_empty((slots, *{name}.shape), dtype=torch.float32)"
+            tokens = self.spec.buffers[name].tokens
+            found |= dict.fromkeys(self.sources(name), whole if tokens else part)
+        return found
+
+    def sources(self, name: str) -> list[str]:
+        """Return the tensors whose sum is the gradient of a buffer."""
+        gates = learned(self.plan, "decay", "beta")
+        skip = learned(self.plan, "skip")
+        return [
+            *([f"grad_{name}"] if name in gates else []),
+            *([f"skip_{name}"] if name in skip else []),
+        ]
+
+    def sums(self) -> list[str]:
+        """Return the statements that add the parts of gradients of buffers."""
+        lines = []
+        for name in self.plan.learned:
+            sources, tokens = self.sources(name), self.spec.buffers[name].tokens
+            terms = [source if tokens else f"{source}.sum(0)" for source in sources]
+            total = terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
+            if not tokens or len(terms) > 1:
+                lines.append(f"grad_{name} = {total}.to({name}.dtype)")
+            elif sources != [f"grad_{name}"]:
+                lines.append(f"grad_{name} = {total}")
+        return lines
 
     def output(self, kernels: Kernels) -> Step:
         """Return the launch of the output kernel."""
