@@ -8,7 +8,13 @@ from typing import Any
 from kgen.expr.nodes import variables
 from kgen.expr.operations import READ, operations
 from kgen.expr.unparse import show
-from kgen.kernels.linear_attention.plan.kernels import Kernel, kernels
+from kgen.kernels.linear_attention.plan.kernels import (
+    RECOMPUTED,
+    Kernel,
+    kernels,
+    saved,
+    tensor_sizes,
+)
 from kgen.kernels.linear_attention.plan.planning import (
     Formula,
     LinearAttentionPlan,
@@ -156,8 +162,7 @@ def _operations(plan: LinearAttentionPlan) -> Iterator[Block]:
 
 
 def _kernels(plan: LinearAttentionPlan) -> Iterator[Block]:
-    heads = plan.spec.heads
-    h, hv = heads.qk or 1, heads.v or heads.ratio or 1
+    h, hv = _heads(plan)
     yield Prose(
         words(
             f"For each token with H={h} and HV={hv}: bytes if every tensor is read and written "
@@ -166,9 +171,36 @@ def _kernels(plan: LinearAttentionPlan) -> Iterator[Block]:
     )
     rows = [_row(one, h, hv) for one in kernels(plan)]
     yield Table(("kernel", "reads", "writes", "bytes", "products"), tuple(rows))
+    for name, backward in (("Forward", False), ("Backward", True)):
+        own = [one for one in kernels(plan) if one.backward is backward]
+        if own:
+            moved = sum(one.bytes(h, hv) for one in own)
+            count = sum(one.products(hv) for one in own)
+            yield Prose(words(f"{name}: {moved:,.0f} bytes and {count:,.0f} multiplications."))
     if plan.backward:
-        saved = "states" if plan.spec.saves_states else "none: backward computes the states again"
-        yield Prose(words(f"Saved for backward, apart from the inputs: {saved}."))
+        yield Prose(words(_saved_words(plan)))
+
+
+def _heads(plan: LinearAttentionPlan) -> tuple[int, int]:
+    heads = plan.spec.heads
+    return heads.qk or 1, heads.v or heads.ratio or 1
+
+
+def _saved_words(plan: LinearAttentionPlan) -> str:
+    """Describe what forward keeps for backward."""
+    h, hv = _heads(plan)
+    if not plan.spec.saves_states:
+        again = [one.name for one in kernels(plan) if one.name in RECOMPUTED]
+        return (
+            "Forward saves only its arguments, because of save: recompute. Backward first runs "
+            f"{', '.join(again)} again."
+        )
+    sizes = tensor_sizes(plan)
+    size = sum(sizes[name].of(h, hv) for name in saved(plan))
+    return (
+        f"Forward saves {size:,.0f} bytes for each token in addition to its arguments: "
+        f"{', '.join(saved(plan))}."
+    )
 
 
 def _row(kernel: Kernel, h: int, hv: int) -> tuple[Any, ...]:
@@ -197,8 +229,7 @@ def _gradients(plan: LinearAttentionPlan) -> Iterator[Block]:
 
 def _facts(plan: LinearAttentionPlan) -> dict[str, Any]:
     """Return the fields of the JSON output, which docs/commands.md lists."""
-    heads = plan.spec.heads
-    h, hv = heads.qk or 1, heads.v or heads.ratio or 1
+    h, hv = _heads(plan)
     return {
         "recurrence": recurrence(plan),
         "chunked": chunked(plan),
@@ -213,6 +244,7 @@ def _facts(plan: LinearAttentionPlan) -> dict[str, Any]:
         "kernels": [
             {
                 "kernel": one.name,
+                "pass": "backward" if one.backward else "forward",
                 "reads": list(one.reads),
                 "writes": list(one.writes),
                 "bytes_per_token": one.bytes(h, hv),
@@ -220,4 +252,5 @@ def _facts(plan: LinearAttentionPlan) -> dict[str, Any]:
             }
             for one in kernels(plan)
         ],
+        "saved": list(saved(plan)),
     }

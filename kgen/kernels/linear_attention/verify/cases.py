@@ -130,18 +130,24 @@ def _without_luck(
     """Return the eager gradient, with at least the error that the sum of its parts may have.
 
     A buffer without tokens has few elements, each a sum over all tokens, whose errors may cancel by
-    chance. Independent errors add up to the root of the sum of their squares, with a deviation of
-    the same size. Tokens with equal keys are rounded `alike`, so their errors add up.
+    chance. The error of a sum is between the root of the sum of squares, if errors are independent,
+    and their sum. Twice the larger of both counts, as a share of the terms that is the same for all
+    elements. Tokens with equal keys are rounded `alike`: the sum of absolute errors counts.
     """
     want, eager_value = truth.grads[name], yardstick.grads[name]
     if name not in truth.parts:
         return eager_value
     (shape,) = (buffer.shape for buffer in problem.buffers if buffer.name == name)
-    errors = (yardstick.parts[name].double() - truth.parts[name]).abs()
+    errors = yardstick.parts[name].double() - truth.parts[name]
     if len(shape) == 1:
         errors = errors.movedim(1, -1).flatten(0, 1)
-    least = errors.sum(0) if alike else 2 * errors.norm(dim=0)
-    return want + torch.maximum((eager_value.double() - want).abs(), least.expand_as(want))
+    if alike:
+        least = errors.abs().sum(0).expand_as(want)
+    else:
+        terms = truth.natural[name].clamp_min(1e-300)
+        found = torch.maximum(errors.sum(0).abs(), errors.norm(dim=0)).expand_as(want)
+        least = 2 * terms * (found / terms).square().mean().sqrt()
+    return want + torch.maximum((eager_value.double() - want).abs(), least)
 
 
 def _checked(
