@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from kgen.kernels.linear_attention.spec import LinearAttentionSpec
+from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 from kgen.sizes import TILED
 
 RECENT = tuple(chip for chip in TILED if chip >= 90)
@@ -39,12 +39,13 @@ Table = Mapping[int, Tile]
 """Tile shapes by compute capability: 90 for 9.0; 0 for all others."""
 
 
-def tile_tables(spec: LinearAttentionSpec) -> dict[str, Table]:
-    """Return the tile shapes of each kernel of a spec, by the kernel's name."""
-    return _forward(spec) | _backward(spec)
+def tile_tables(plan: LinearAttentionPlan) -> dict[str, Table]:
+    """Return the tile shapes of each kernel of a plan, by the kernel's name."""
+    return _forward(plan) | _backward(plan)
 
 
-def _forward(spec: LinearAttentionSpec) -> dict[str, Table]:
+def _forward(plan: LinearAttentionPlan) -> dict[str, Table]:
+    spec = plan.spec
     BT, k, v = spec.chunk_size, spec.head_dim.qk, spec.head_dim.v
     wide = 8 if BT == 128 else 4
     states = Tile(8 if k == 256 else 4, 1, BLOCK_V=16 if k == 256 else 32)
@@ -62,10 +63,11 @@ def _forward(spec: LinearAttentionSpec) -> dict[str, Table]:
     }
 
 
-def _backward(spec: LinearAttentionSpec) -> dict[str, Table]:
+def _backward(plan: LinearAttentionPlan) -> dict[str, Table]:
+    spec = plan.spec
     BT, k = spec.chunk_size, spec.head_dim.qk
     wide = 8 if BT == 128 else 4
-    states = Tile(8 if k == 256 else 4, 1, BLOCK_V=16 if k == 256 else 32)
+    states = Tile(8 if k == 256 or plan.by_column else 4, 1, BLOCK_V=16 if k == 256 else 32)
     deep = Tile(states.num_warps, 1 if k == 256 or BT == 128 else 2, BLOCK_V=32)
     return {
         "values_back": {0: Tile(wide, BLOCK_K=64, BLOCK_V=64)},
@@ -76,7 +78,7 @@ def _backward(spec: LinearAttentionSpec) -> dict[str, Table]:
         | dict.fromkeys(RECENT, Tile(8, BLOCK_K=64, BLOCK_V=64)),
         "updates_back": {0: Tile(8)},
         "pairs_back": {0: Tile(4, BLOCK_K=64)},
-        "gates_back": {0: Tile(8 if k == 256 else 4)},
+        "gates_back": {0: Tile(4, BLOCK_K=32)},
         "skip_back": {0: Tile(8)},
         "q_map_back": {0: Tile(8)},
         "k_map_back": {0: Tile(8)},

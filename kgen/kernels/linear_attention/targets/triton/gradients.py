@@ -4,6 +4,7 @@ templates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -38,7 +39,9 @@ from kgen.targets.template import Template
 
 DO = Operand("do", TOKENS)
 BLOCKS = ("BLOCK_K", "BLOCK_V")
-LOG_OF_2 = 0.6931471805599453
+LOG_OF_2 = math.log(2)
+Terms = list[tuple[str, bool]]
+"""Terms of a gradient. A term with True has columns."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,12 @@ class GatesBack(Kernel):
 
     decay: Elements | None
     beta: Elements | None
-    stores: list[str]
+    summed: list[str]
+    """The gradients that are sums over columns."""
+    by_column: list[str]
+    """Statements for a block of columns."""
+    by_row: list[str]
+    """Statements for the tokens of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -302,16 +310,42 @@ class BackwardBuilder:
                 *(Operand(f"grad_{name}") for name in names),
             ],
             constants=("HV", *parts),
+            tile=("BLOCK_K",) if traits.by_column and traits.decay_learned else (),
         )
         at = TILE if traits.by_column else ROWS
+        terms = {name: list(self._terms(name, at)) for name in names}
         return GatesBack(
             signature,
             self.chunk,
             traits,
             decay=elements("decay", at) if traits.decay_learned else None,
             beta=elements("beta", ROWS) if traits.beta_learned else None,
-            stores=[line for name in names for line in self._stores(name, self._terms(name, at))],
+            summed=[f"grad_{n}" for n in names if self._summed(n, terms[n])],
+            by_column=[line for n in names for line in self._of_columns(n, terms[n])],
+            by_row=[line for n in names for line in self._of_rows(n, terms[n])],
         )
+
+    def _summed(self, name: str, terms: Terms) -> bool:
+        """Return True if the gradient of a buffer has terms for columns, but no columns."""
+        return self.spec.buffers[name].columns is None and any(wide for _, wide in terms)
+
+    def _of_columns(self, name: str, terms: Terms) -> list[str]:
+        """Return the statements of a buffer's gradient for a block of columns."""
+        wide = " + ".join(term for term, wide in terms if wide)
+        if not wide:
+            return []
+        if self._summed(name, terms):
+            return [f"grad_{name} += tl.sum({wide}, 1)"]
+        return [f"grad_{name} = {wide}", self._store(name, f"grad_{name}", "c")]
+
+    def _of_rows(self, name: str, terms: Terms) -> list[str]:
+        """Return the statements of a buffer's gradient for the tokens of a chunk."""
+        if self.spec.buffers[name].columns is not None:
+            return []
+        narrow = [term for term, wide in terms if not wide]
+        total = " + ".join([*([f"grad_{name}"] if self._summed(name, terms) else []), *narrow])
+        assigned = [f"grad_{name} = {total}"] if narrow else []
+        return [*assigned, self._store(name, f"grad_{name}", "c")]
 
     def _terms(self, name: str, at: At) -> Iterator[tuple[str, bool]]:
         """Yield the terms of the gradient of a buffer, each with True if it has columns."""
@@ -344,36 +378,28 @@ class BackwardBuilder:
         stores = []
         for name in names:
             term = f"tl.where(live[:, None], {self._product('skip', name, VALUES, 'do')}, 0.0)"
-            stores += self._stores(name, iter([(term, True)]), prefix="skip", columns="offs_v")
+            wide = self.spec.buffers[name].columns is not None
+            stores.append(f"skip_{name} = {term if wide else f'tl.sum({term}, 1)'}")
+            stores.append(self._store(name, f"skip_{name}", "offs_v"))
         return SkipBack(signature, self.chunk, VALUES.reads(self.plan, read), stores)
 
-    def _stores(
-        self,
-        name: str,
-        terms: Iterator[tuple[str, bool]],
-        prefix: str = "grad",
-        columns: str = "c",
-    ) -> list[str]:
-        """Return the statements that store the gradient of a buffer.
+    def _store(self, name: str, made: str, columns: str) -> str:
+        """Return the statement that stores the gradient of a buffer.
 
         A buffer with tokens has an element for each token. Of the others, each chunk has a part.
         """
-        buffer, made, width = self.spec.buffers[name], f"{prefix}_{name}", columns_of(columns)
-        added = list(terms)
-        if buffer.columns is None:
-            added = [(f"tl.sum({term}, 1)" if wide else term, False) for term, wide in added]
-        value = " + ".join(term for term, _ in added)
-        offset = f" + {columns}" if buffer.columns else ""
-        scaled = f" * {width}" if buffer.columns else ""
+        buffer, width = self.spec.buffers[name], {"c": "K", "offs_v": "V"}[columns]
         if not buffer.tokens:
-            at = f"(slot.to(tl.int64) * HV + h){scaled}{offset}"
-            return [f"{made} = {value}", f"tl.store({made}_ptr + {at}, tl.sum({made}, 0))"]
+            at = "(slot.to(tl.int64) * HV + h)"
+            at += f" * {width} + {columns}" if buffer.columns else ""
+            return f"tl.store({made}_ptr + {at}, tl.sum({made}, 0))"
         rows, guard = "((batch * T + first + i) * HV + h)", "live"
         if buffer.columns:
             rows = f"((batch * T + first + i[:, None]) * HV + h) * {width} + {columns}[None, :]"
             guard = "live[:, None]"
-        cast = f"{made}.to({made}_ptr.dtype.element_ty)"
-        return [f"{made} = {value}", f"tl.store({made}_ptr + {rows}, {cast}, mask={guard})"]
+        return (
+            f"tl.store({made}_ptr + {rows}, {made}.to({made}_ptr.dtype.element_ty), mask={guard})"
+        )
 
     # --- queries and keys ------------------------
 
@@ -397,8 +423,3 @@ class BackwardBuilder:
             slope=self.functions.slope(field, "x", ROWS) if slopes else None,
             eps=eps,
         )
-
-
-def columns_of(columns: str) -> str:
-    """Return the number of columns that an index counts."""
-    return "K" if columns == "c" else "V"

@@ -174,6 +174,9 @@ class States(Kernel):
 
     template: ClassVar[str] = "linear_attention/triton/_states.j2"
 
+    packed: bool
+    """True if sequences are packed, so that slots may have no tokens."""
+
 
 @dataclass(frozen=True)
 class Output(Kernel):
@@ -307,10 +310,11 @@ class Builder:
             self.plan,
             "_states_kernel",
             [K, *updates, *self.decays, *ends],
+            numbers=("N", "NT") if self.spec.varlen else (),
             constants=("H", "HV", "INITIAL", "FINAL"),
             tile=("BLOCK_V",),
         )
-        return States(signature, self.sequence, self.traits)
+        return States(signature, self.sequence, self.traits, self.spec.varlen)
 
     def output(self) -> Output:
         """Return the kernel of the output."""

@@ -56,7 +56,7 @@ def table_name(kernel: str) -> str:
 
 def tables(plan: LinearAttentionPlan, signatures: Mapping[str, KernelSignature]) -> list[TileTable]:
     """Return the tile tables of the kernels of a plan, with the fields that each kernel reads."""
-    found = tile_tables(plan.spec)
+    found = tile_tables(plan)
     return [
         TileTable(table_name(kernel), _rows(found[kernel], signature.tile))
         for kernel, signature in signatures.items()
