@@ -2,7 +2,7 @@
 the gated delta rule.
 """
 
-from kgen.family import HEAD_DIM, Family, Lazy, Verification, dtype_of
+from kgen.family import HEAD_DIM, Bench, Family, Lazy, Verification, dtype_of
 
 FAMILY = Family(
     name="linear_attention",
@@ -11,6 +11,11 @@ FAMILY = Family(
     verification=Verification(
         problem=Lazy("kgen.kernels.linear_attention.verify.problem:problem_of"),
         cases=Lazy("kgen.kernels.linear_attention.verify.cases"),
+    ),
+    bench=Bench(
+        shape=Lazy("kgen.kernels.linear_attention.bench.shape"),
+        race=Lazy("kgen.kernels.linear_attention.bench.race:race"),
+        plot=Lazy("kgen.kernels.linear_attention.bench.plot:plot"),
     ),
     varies={"dtype": dtype_of("q"), "head_dim": HEAD_DIM},
     names_give_way=True,

@@ -187,7 +187,7 @@ def _heads(plan: LinearAttentionPlan) -> tuple[int, int]:
 
 
 def _saved_words(plan: LinearAttentionPlan) -> str:
-    """Describe what forward keeps for backward."""
+    """Describe the tensors that forward keeps for backward."""
     h, hv = _heads(plan)
     if not plan.spec.saves_states:
         again = [one.name for one in kernels(plan) if one.name in RECOMPUTED]

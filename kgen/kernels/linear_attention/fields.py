@@ -44,12 +44,12 @@ Count = Annotated[int, Field(ge=1, le=65535, examples=[32])]
 
 
 class HeadDim(SpecModel):
-    """Elements per head: 64, 128 or 256."""
+    """Elements per head, 64, 128 or 256."""
 
     qk: Width
-    """Elements of a query and of a key: K."""
+    """Elements of a query and of a key, K: rows of a state."""
     v: Width
-    """Elements of a value and of an output row: V."""
+    """Elements of a value and of an output row, V: columns of a state."""
 
 
 def checked_head_dim(value: Any) -> Any:
@@ -63,7 +63,7 @@ def checked_head_dim(value: Any) -> Any:
 
 
 class Heads(SpecModel):
-    """Numbers of heads that are compiled in: both numbers, only their ratio, or none."""
+    """Numbers of heads that are compiled into kernels: both numbers, only their ratio, or none."""
 
     qk: Count | None = None
     """Heads of q and k: H."""

@@ -1,7 +1,7 @@
 """Tensors and matrix products of each kernel, from which `kgen explain` computes bytes and
 multiplications.
 
-A kernel reads and writes each of its tensors once, if caches keep what several programs read.
+A kernel reads and writes each of its tensors once, if caches keep the data that programs share.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Turn a spec of linear_attention into a `LinearAttentionPlan`: expressions over values, and their
 derivatives.
 
-The chunked form of the recurrence, for a chunk of C tokens and a value head, is the one of Yang et
-al. 2024, "Gated Delta Networks", and of Kimi Team 2025, "Kimi Linear". G(i) is the sum of the
-decays of the tokens 0 to i of the chunk, a number or a vector over the columns of keys, and b the
-base of the decay. For `rule: delta`:
+The chunked form of the recurrence is from Yang et al. 2024, "Gated Delta Networks", and Kimi Team
+2025, "Kimi Linear". A chunk has C tokens. G(i) is the sum of the decays of its tokens 0 to i. It is
+a number, or a vector over the columns of keys. b is the base of the decay. For `rule: delta`:
 
     A[i, j] = beta(i) * (k(i) * b**(G(i) - G(j))) . k(j), for j < i        [C, C]
     U = (I + A)^-1 @ (beta * v)                                            [C, V]

@@ -130,9 +130,9 @@ def _without_luck(
     """Return the eager gradient, with at least the error that the sum of its parts may have.
 
     A buffer without tokens has few elements, each a sum over all tokens, whose errors may cancel by
-    chance. The error of a sum is between the root of the sum of squares, if errors are independent,
-    and their sum. Twice the larger of both counts, as a share of the terms that is the same for all
-    elements. Tokens with equal keys are rounded `alike`: the sum of absolute errors counts.
+    chance. If errors are independent, their sum has the size of the root of the sum of squares.
+    Twice this size or the sum counts, as a share of the terms that is the same for all elements.
+    Tokens with equal keys are rounded `alike`: the sum of absolute errors counts.
     """
     want, eager_value = truth.grads[name], yardstick.grads[name]
     if name not in truth.parts:

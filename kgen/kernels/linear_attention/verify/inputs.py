@@ -44,8 +44,8 @@ class Case:
     magnitude: float = 1.0
     gates: Literal["usual", "steep", "none", "hard"] = "usual"
     """Buffers with tokens. `usual`: the state lasts for about a chunk. `steep`: for a few tokens.
-    `none`: zero, or one for a buffer that must be between 0 and 1. `hard`: at random zero, or a
-    number that saturates the gate.
+    `none`: those of the decay are zero. `hard`: at random zero, or a number that saturates the
+    gate.
     """
     keys: Literal["random", "repeated", "few"] = "random"
     """`repeated`: one key for all tokens. `few`: four keys in turn, two of them opposite."""
@@ -362,11 +362,11 @@ def gates_of(problem: Problem, buffer: Buffer, case: Case, normal: Tensor) -> Te
     own = drawn(problem).get(buffer.name)
     if own is None:
         return normal
-    if not buffer.tokens or case.gates == "usual":
+    if case.gates == "none" and buffer.tokens and buffer in problem.read_by("decay"):
+        return torch.zeros_like(normal)
+    if not buffer.tokens or case.gates in ("usual", "none"):
         return own.slow(normal)
     if case.gates == "steep":
         return own.steep(normal)
-    share = own.kind == "share"
-    if case.gates == "none":
-        return torch.full_like(normal, float(share))
-    return torch.where(normal.abs() < 0.5, 0.0, own.steep(normal).sign() * (1.0 if share else FAR))
+    far = 1.0 if own.kind == "share" else FAR
+    return torch.where(normal.abs() < 0.5, 0.0, own.steep(normal).sign() * far)

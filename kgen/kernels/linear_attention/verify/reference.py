@@ -17,6 +17,7 @@ from torch import Tensor
 from kgen.expr.nodes import Node
 from kgen.kernels.linear_attention.verify.problem import Buffer, Problem
 from kgen.verify.evaluate import evaluate
+from kgen.verify.tensors import DTYPES
 
 STATE = "initial_state"
 """The argument with the states before the first tokens."""
@@ -60,8 +61,8 @@ class Tokens:
     """The L tokens of one sequence, in the precision of the computation.
 
     q, k: [L, HV, K], after feature maps and norm; v: [L, HV, V]. `decay` [L, HV, 1 or K] is the
-    natural logarithm of the factor of the state, `beta` is [L, HV, 1], `skip` [L, HV, V] a term of
-    the output; they are None if the spec has none.
+    natural logarithm of the factor of the state. `beta` is [L, HV, 1]. `skip` [L, HV, V] is a term
+    of the output. Each of the three is None if the spec has none.
     """
 
     q: Tensor
@@ -75,8 +76,8 @@ class Tokens:
     delta: bool
     scale: float
     terms: dict[str, Tensor] = field(default_factory=dict)
-    """Sizes of the gradients of `decay` [L, HV, K] and `beta` [L, HV, 1], which the backward pass
-    of the recurrence fills in.
+    """Sizes of the gradients of `decay` [L, HV, K] and `beta` [L, HV, 1]. The backward pass of the
+    recurrence fills them in.
     """
 
     @property
@@ -165,7 +166,7 @@ def outputs(
         out, state = steps(one)
         out = out if one.skip is None else out + one.skip
         o = o.index_put(place, out.to(o.dtype))
-        states.append(state.to(leaves[STATE].dtype if STATE in leaves else real))
+        states.append(state.to(real if real == torch.float64 else DTYPES[problem.state_dtype]))
     final = torch.stack(states) if states else torch.zeros(0, HV, K, V, device=o.device)
     return {"o": o, "final_state": final}, found
 
@@ -186,6 +187,17 @@ def _sequences(
             at = torch.arange(begin, begin + length, device=device)
             yield (torch.full_like(at, b), at), _tokens(problem, own, before, call, real)
             begin += length
+
+
+def gates(problem: Problem, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    """Return the natural logarithm of the decays, [B, T, HV, 1 or K], and beta [B, T, HV, 1]."""
+    found = [one for _, one in _sequences(problem, tensors, PLAIN, torch.float32)]
+
+    def stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
+        there = [part for part in parts if part is not None]
+        return torch.stack(there) if there else None
+
+    return stacked([one.decay for one in found]), stacked([one.beta for one in found])
 
 
 def _cut(problem: Problem, name: str, x: Tensor, b: int, rows: slice) -> Tensor:
@@ -278,7 +290,8 @@ def _differentiated(
             if terms is not None:
                 at = place if buffer.tokens else ()
                 whole = squares.setdefault(buffer.name, torch.zeros_like(leaves[buffer.name]))
-                whole[at] += _squared(slope, terms, buffer, "K" if name == "decay" else "V")
+                sized = ("K", problem.chunk_size) if name == "decay" else ("V", 1)
+                whole[at] += _squared(slope, terms, buffer, *sized)
             if not buffer.tokens:
                 part = slope * by_id[id(getattr(one, name))]
                 own[buffer.name] = own.get(buffer.name, torch.zeros_like(part)) + part
@@ -305,10 +318,15 @@ def _slopes(
                 yield name, buffer, _slope(value, leaves[buffer.name])
 
 
-def _squared(slope: Tensor, terms: Tensor, buffer: Buffer, columns: str) -> Tensor:
-    """Return the squared size of the gradient of a buffer in one sequence."""
-    size = terms if terms.shape == slope.shape else _norm(terms, dim=-1)
-    found = (slope * size).square()
+def _squared(slope: Tensor, terms: Tensor, buffer: Buffer, columns: str, chunk: int) -> Tensor:
+    """Return the squared size of the gradient of a buffer in one sequence.
+
+    The errors of `chunk` tokens add up: the gradient of a decay is a sum over later tokens.
+    """
+    found = slope * (terms if terms.shape == slope.shape else _norm(terms, dim=-1))
+    if not buffer.tokens:
+        found = torch.stack([part.abs().sum(0) for part in found.split(chunk)])
+    found = found.square()
     for axis, name in ((2, columns), (1, "HV"), (0, "T")):
         if name not in buffer.shape:
             found = found.sum(axis)
@@ -326,6 +344,6 @@ def _slope(value: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _norm(*parts: Tensor, dim: int | None = None) -> Tensor:
-    """Return the root of the sum of squares, over tensors, and over one dimension if given."""
+    """Return the root of the sum of squares, over tensors and one dimension, if there is one."""
     total = sum((part.square() for part in parts), start=torch.zeros_like(parts[0]))
     return (total if dim is None else total.sum(dim, keepdim=True)).sqrt()
