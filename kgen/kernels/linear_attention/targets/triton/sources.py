@@ -14,8 +14,9 @@ from kgen.kernels.linear_attention.targets.triton.gradients import (
     BackwardBuilder,
     BackwardKernels,
 )
+from kgen.kernels.linear_attention.targets.triton.interface import Interface
 from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Inverse, Kernels
-from kgen.kernels.linear_attention.targets.triton.launcher import Interface, Launcher, launcher
+from kgen.kernels.linear_attention.targets.triton.launcher import Launcher, launcher
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.kernels.linear_attention.targets.triton.steps import TileTable, tables
 from kgen.spec.load import Loaded
