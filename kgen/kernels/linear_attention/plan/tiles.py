@@ -1,8 +1,8 @@
 """Tile shapes of linear attention by chip: columns of a head per tile, warps and pipeline stages.
 
-A program always has a whole chunk of rows. Rows of chip 90 hold the most registers and shared
-memory that kernels have without spills, as compiled for K = V = 128 and chunks of 64 tokens. Row 0
-is for all other chips and fits into 99 KiB of shared memory.
+A program always has a whole chunk of rows. The rows of chip 90 are not measured yet: they are the
+largest tiles that compile without spills for K = V = 128 and chunks of 64 tokens. Row 0 is for all
+other chips and fits into 99 KiB of shared memory.
 """
 
 from __future__ import annotations
