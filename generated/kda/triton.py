@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 96cda4682854589a
-# body: a45c626be1249fa3
+# inputs: 827e58b3c751f48d
+# body: f862b5d3f712ff1b
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -731,10 +731,10 @@ def _pairs_back_kernel(
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
-    """Add the gradients of pairs of tokens to the gradients of q, k and G, for 16 rows and BLOCK_K columns.
+    """Add the gradients of pairs of tokens to 16 rows of the gradients of q, k and G.
 
-    Products with tokens outside of the rows take the decay in two factors. For earlier keys, they meet at the first
-    row, for later queries at the last. So no power of a decay is above 1.
+    Products with tokens outside of the rows take the decay in two factors: to and from the first row for earlier keys,
+    the last row for later queries. So no power of a decay is above 1.
     """
     subs: tl.constexpr = BT // 16
     blocks: tl.constexpr = K // BLOCK_K
