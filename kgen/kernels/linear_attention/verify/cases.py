@@ -217,6 +217,15 @@ def compile_calls(
         Case("strided", (length - 1,), heads=heads, layout="guarded", do="strided"),
     ):
         yield case.name, partial(_compile, problem, case, bool(sizes))
+    if "decode" in problem.passes:
+        yield "decode", partial(_compile_steps, problem)
+
+
+def _compile_steps(problem: Problem, function: Any) -> None:
+    inputs = draw(problem, decode_cases(problem, quick=True)[0], "cpu")
+    tensors = {"state" if n == STATE else n: x for n, x in inputs.tensors.items()}
+    keywords = {n: x for n, x in inputs.keywords.items() if n != "output_final_state"}
+    function.__globals__[f"{problem.name}_decode"](**tensors, **keywords)
 
 
 def _compile(problem: Problem, case: Case, in_all_dtypes: bool, function: Any) -> None:
