@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 258738b627849e6e
-# body: a1e806f91f4b4270
+# inputs: e02d845c9e2e5e03
+# body: 448441884a12db9d
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -27,7 +27,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("delta_rule: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -768,7 +768,10 @@ def _forward_op(
         o, final_state, betas, q_mapped, k_mapped, inverse, W, new, states = _forward_op(
             q, k, v, beta, initial_state, scale, final,
         )
-        return o.bfloat16(), final_state, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), inverse.bfloat16(), W.bfloat16(), new.bfloat16(), states.bfloat16()
+        return (
+            o.bfloat16(), final_state, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), inverse.bfloat16(),
+            W.bfloat16(), new.bfloat16(), states.bfloat16(),
+        )
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, beta, initial_state)
     with torch.cuda.device_of(q):
@@ -951,7 +954,7 @@ def delta_rule(q, k, v, *, beta, scale=None, initial_state=None, output_final_st
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, beta and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("delta_rule", "q k v beta initial_state", q, k, v, beta, initial_state)
     q, k, v, beta = _cast(torch.bfloat16, q, k, v, beta)
@@ -1044,7 +1047,7 @@ def delta_rule_decode(q, k, v, state, *, beta, scale=None):
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("delta_rule_decode", "q k v beta state", q, k, v, beta, state)
     q, k, v, beta = _cast(torch.bfloat16, q, k, v, beta)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8ca474040174f4d7
-# body: ea67f1c30cd14fad
+# inputs: e7d817be91321ead
+# body: f9c008085d3c4ebc
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -29,7 +29,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("deltanet_negative: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -812,7 +812,10 @@ def _forward_op(
         o, final_state, betas, q_mapped, k_mapped, inverse, W, new, states = _forward_op(
             q, k, v, b, initial_state, scale, final,
         )
-        return o.bfloat16(), final_state, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), inverse.bfloat16(), W.bfloat16(), new.bfloat16(), states.bfloat16()
+        return (
+            o.bfloat16(), final_state, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), inverse.bfloat16(),
+            W.bfloat16(), new.bfloat16(), states.bfloat16(),
+        )
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, b, initial_state)
     with torch.cuda.device_of(q):
@@ -994,7 +997,7 @@ def deltanet_negative(q, k, v, *, b, scale=None, initial_state=None, output_fina
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, b and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("deltanet_negative", "q k v b initial_state", q, k, v, b, initial_state)
     q, k, v, b = _cast(torch.bfloat16, q, k, v, b)
@@ -1089,7 +1092,7 @@ def deltanet_negative_decode(q, k, v, state, *, b, scale=None):
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("deltanet_negative_decode", "q k v b state", q, k, v, b, state)
     q, k, v, b = _cast(torch.bfloat16, q, k, v, b)

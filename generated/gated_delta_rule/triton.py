@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 12a82c62efbf0be9
-# body: 3c4bf6638f449afb
+# inputs: fe09dc18e91fc082
+# body: 8a8fa0e111f72d60
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,7 +28,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("gated_delta_rule: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -895,7 +895,10 @@ def _forward_op(
         o, final_state, G, betas, q_mapped, k_mapped, inverse, W, new, states = _forward_op(
             q, k, v, a, a_log, dt_bias, b, initial_state, scale, final,
         )
-        return o.bfloat16(), final_state, G, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), inverse.bfloat16(), W.bfloat16(), new.bfloat16(), states.bfloat16()
+        return (
+            o.bfloat16(), final_state, G, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), inverse.bfloat16(),
+            W.bfloat16(), new.bfloat16(), states.bfloat16(),
+        )
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, a, a_log, dt_bias, b, initial_state)
     with torch.cuda.device_of(q):
@@ -1100,7 +1103,7 @@ def gated_delta_rule(q, k, v, *, a, a_log, dt_bias, b, scale=None, initial_state
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, a, a_log, dt_bias, b and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("gated_delta_rule", "q k v a a_log dt_bias b initial_state", q, k, v, a, a_log, dt_bias, b, initial_state)
     q, k, v, a, b = _cast(torch.bfloat16, q, k, v, a, b)
@@ -1214,7 +1217,7 @@ def gated_delta_rule_decode(q, k, v, state, *, a, a_log, dt_bias, b, scale=None)
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("gated_delta_rule_decode", "q k v a a_log dt_bias b state", q, k, v, a, a_log, dt_bias, b, state)
     q, k, v, a, b = _cast(torch.bfloat16, q, k, v, a, b)

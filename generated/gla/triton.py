@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5592a036abe88395
-# body: 5f38665d5b482f29
+# inputs: 93f8f46199684f29
+# body: eba8d977886b5137
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -26,7 +26,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("gla: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -863,7 +863,7 @@ def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False)
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, g and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("gla", "q k v g initial_state", q, k, v, g, initial_state)
     q, k, v, g = _cast(torch.bfloat16, q, k, v, g)
@@ -952,7 +952,7 @@ def gla_decode(q, k, v, state, *, g, scale=None):
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("gla_decode", "q k v g state", q, k, v, g, state)
     q, k, v, g = _cast(torch.bfloat16, q, k, v, g)

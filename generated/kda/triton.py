@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 827e58b3c751f48d
-# body: f862b5d3f712ff1b
+# inputs: 78c63008e5b9ca80
+# body: 4237ddee96ff8924
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,7 +28,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("kda: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -1032,7 +1032,10 @@ def _forward_op(
         o, final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = _forward_op(
             q, k, v, g, a_log, dt_bias, b, initial_state, scale, final,
         )
-        return o.bfloat16(), final_state, G, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), P.bfloat16(), inverse.bfloat16(), W.bfloat16(), new.bfloat16(), states.bfloat16()
+        return (
+            o.bfloat16(), final_state, G, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), P.bfloat16(),
+            inverse.bfloat16(), W.bfloat16(), new.bfloat16(), states.bfloat16(),
+        )
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, a_log, dt_bias, b, initial_state)
     with torch.cuda.device_of(q):
@@ -1246,7 +1249,7 @@ def kda(q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, g, a_log, dt_bias, b and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("kda", "q k v g a_log dt_bias b initial_state", q, k, v, g, a_log, dt_bias, b, initial_state)
     q, k, v, g, b = _cast(torch.bfloat16, q, k, v, g, b)
@@ -1354,7 +1357,7 @@ def kda_decode(q, k, v, state, *, g, a_log, dt_bias, b, scale=None):
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("kda_decode", "q k v g a_log dt_bias b state", q, k, v, g, a_log, dt_bias, b, state)
     q, k, v, g, b = _cast(torch.bfloat16, q, k, v, g, b)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c0edb9bba746a4af
-# body: 604e18b099985005
+# inputs: cdb547ee1434e0c2
+# body: 0fe2cf07a4243f82
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,7 +28,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("lightning: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -780,8 +780,7 @@ def lightning(q, k, v, *, slope, scale=None, initial_state=None, output_final_st
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode, or if a tensor without a gradient requires
-    grad.
+    Raises RuntimeError for second-order and forward-mode derivatives, or if a tensor without a gradient requires grad.
     """
     _dense("lightning", "q k v slope initial_state", q, k, v, slope, initial_state)
     q, k, v = _cast(torch.bfloat16, q, k, v)
@@ -872,7 +871,7 @@ def lightning_decode(q, k, v, state, *, slope, scale=None):
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("lightning_decode", "q k v slope state", q, k, v, slope, state)
     q, k, v = _cast(torch.bfloat16, q, k, v)

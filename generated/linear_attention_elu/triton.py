@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 288f98705d365fe6
-# body: be156410cd141bff
+# inputs: 67f953d30e47fec5
+# body: 640cbe67658d1f81
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -27,7 +27,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError(
         "linear_attention_elu: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -801,7 +801,7 @@ def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None,
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("linear_attention_elu", "q k v initial_state cu_seqlens", q, k, v, initial_state, cu_seqlens)
     q, k, v = _cast(torch.bfloat16, q, k, v)
@@ -907,7 +907,7 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("linear_attention_elu_decode", "q k v state cu_seqlens", q, k, v, state, cu_seqlens)
     q, k, v = _cast(torch.bfloat16, q, k, v)

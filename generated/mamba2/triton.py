@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 95de7c87840c6a10
-# body: 74e75cd249b24604
+# inputs: 6df1ccd5f79e957b
+# body: 9e282ed13fba5a61
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -26,7 +26,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("mamba2: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -914,7 +914,7 @@ def mamba2(q, k, v, *, dt, a_log, dt_bias, d, scale=None, initial_state=None, ou
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, dt, a_log, dt_bias, d and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("mamba2", "q k v dt a_log dt_bias d initial_state", q, k, v, dt, a_log, dt_bias, d, initial_state)
     q, k, v, dt = _cast(torch.bfloat16, q, k, v, dt)
@@ -1023,7 +1023,7 @@ def mamba2_decode(q, k, v, state, *, dt, a_log, dt_bias, d, scale=None):
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("mamba2_decode", "q k v dt a_log dt_bias d state", q, k, v, dt, a_log, dt_bias, d, state)
     q, k, v, dt = _cast(torch.bfloat16, q, k, v, dt)

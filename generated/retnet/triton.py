@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2197907501c2d735
-# body: 7f8d444f29ca92bc
+# inputs: 1de5776b523ed9de
+# body: 9153f83bb0ea0f29
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -26,7 +26,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("retnet: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -655,7 +655,7 @@ def retnet(q, k, v, *, scale=None, initial_state=None, output_final_state=False)
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("retnet", "q k v initial_state", q, k, v, initial_state)
     q, k, v = _cast(torch.bfloat16, q, k, v)
@@ -741,7 +741,7 @@ def retnet_decode(q, k, v, state, *, scale=None):
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("retnet_decode", "q k v state", q, k, v, state)
     q, k, v = _cast(torch.bfloat16, q, k, v)

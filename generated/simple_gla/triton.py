@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0f11da4f9bea16e9
-# body: 8f2b9878998e463c
+# inputs: 3651dd2f6df13da8
+# body: 63f34edb1dc15a82
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -26,7 +26,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# Without this check, a script in this folder would import this file as `triton`.
 if not __package__:
     raise ImportError("simple_gla: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -705,7 +705,7 @@ def simple_gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state
 
     Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, g and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("simple_gla", "q k v g initial_state", q, k, v, g, initial_state)
     q, k, v = _cast(torch.bfloat16, q, k, v)
@@ -798,7 +798,7 @@ def simple_gla_decode(q, k, v, state, *, g, scale=None):
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("simple_gla_decode", "q k v g state", q, k, v, g, state)
     q, k, v = _cast(torch.bfloat16, q, k, v)
