@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: e02d845c9e2e5e03
-# body: 448441884a12db9d
+# body: b6a9437e8a947c97
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -67,10 +67,7 @@ _OUTPUT_TILES = [
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -690,7 +687,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_9fc24ad6aa0359e6", "delta_rule")
+_LIBRARY = _library("kgen_cf4286d8b5a66904", "delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

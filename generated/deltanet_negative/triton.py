@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: e7d817be91321ead
-# body: f9c008085d3c4ebc
+# body: 1c04fa56b653fc17
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -69,10 +69,7 @@ _OUTPUT_TILES = [
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -734,7 +731,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_e51e43de97bb5359", "deltanet_negative")
+_LIBRARY = _library("kgen_aa7b2ffd2c197fc5", "deltanet_negative")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: fe09dc18e91fc082
-# body: 8a8fa0e111f72d60
+# body: 7e48d4dda93341e5
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -68,10 +68,7 @@ _OUTPUT_TILES = [
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -814,7 +811,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_2a47f932d9159535", "gated_delta_rule")
+_LIBRARY = _library("kgen_77bda9b1bb201ef3", "gated_delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

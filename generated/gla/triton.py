@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 93f8f46199684f29
-# body: eba8d977886b5137
+# body: 474c5ebc0a255006
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -64,10 +64,7 @@ _OUTPUT_TILES = [
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -636,7 +633,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_cc9925f539cb5e81", "gla")
+_LIBRARY = _library("kgen_0de0b72183ad18c5", "gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

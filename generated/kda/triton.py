@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 78c63008e5b9ca80
-# body: 4237ddee96ff8924
+# body: 37cc7ac589bdc5bf
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -69,10 +69,7 @@ _OUTPUT_TILES = [
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -941,7 +938,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_b611a0bd9d8441cd", "kda")
+_LIBRARY = _library("kgen_e55f3112336f2d71", "kda")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: cdb547ee1434e0c2
-# body: 0fe2cf07a4243f82
+# body: b6fdcb7c4d871af5
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -67,10 +67,7 @@ _OUTPUT_TILES = [
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -551,7 +548,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("lightning")
-_LIBRARY = _library("kgen_4c8b1b860a9d973f", "lightning")
+_LIBRARY = _library("kgen_f9f3c00f823903a5", "lightning")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

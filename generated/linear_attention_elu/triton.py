@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 67f953d30e47fec5
-# body: 640cbe67658d1f81
+# body: 1e8fa7914c0e8a51
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -66,10 +66,7 @@ _STATES_TILES = [
 _OUTPUT_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -565,7 +562,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_67ef560fac01ea67", "linear_attention_elu")
+_LIBRARY = _library("kgen_ce9db5555e7c4672", "linear_attention_elu")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 6df1ccd5f79e957b
-# body: 9e282ed13fba5a61
+# body: df0c5f3db20542ff
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -60,10 +60,7 @@ _STATES_TILES = [
 _OUTPUT_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -669,7 +666,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_202eb3ea18fea95f", "mamba2")
+_LIBRARY = _library("kgen_78e97858ff6605f7", "mamba2")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 1de5776b523ed9de
-# body: 9153f83bb0ea0f29
+# body: ec77fb6a5374fe09
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -63,10 +63,7 @@ _OUTPUT_TILES = [
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -455,7 +452,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("retnet")
-_LIBRARY = _library("kgen_ec5e4202ce3151c5", "retnet")
+_LIBRARY = _library("kgen_b3332e965022c701", "retnet")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

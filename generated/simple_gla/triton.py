@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 3651dd2f6df13da8
-# body: 63f34edb1dc15a82
+# body: 8c56151faa30f89b
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -63,10 +63,7 @@ _OUTPUT_TILES = [
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
-]
+_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -496,7 +493,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("simple_gla")
-_LIBRARY = _library("kgen_ed9870ce0fd5e830", "simple_gla")
+_LIBRARY = _library("kgen_b4e6a048687ece23", "simple_gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
