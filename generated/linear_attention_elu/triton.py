@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 67f953d30e47fec5
-# body: 1e8fa7914c0e8a51
+# inputs: 00d64f022cb4d3e3
+# body: 8d866779b5108715
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -66,7 +66,10 @@ _STATES_TILES = [
 _OUTPUT_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
-_STATES_BACK_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
+_STATES_BACK_TILES = [
+    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
+    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
+]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -368,14 +371,14 @@ def _states_back_kernel(
     i = tl.arange(0, BT)
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
-    q_rows = q_ptr + batch * stride_q_b + h_qk * stride_q_h + i[None, :] * stride_q_t + offs_k[:, None] * stride_q_c
+    q_rows = q_ptr + batch * stride_q_b + h_qk * stride_q_h + i[:, None] * stride_q_t + offs_k[None, :] * stride_q_c
     k_rows = k_ptr + batch * stride_k_b + h_qk * stride_k_h + i[:, None] * stride_k_t + offs_k[None, :] * stride_k_c
     do_rows = do_ptr + batch * stride_do_b + h * stride_do_h + i[:, None] * stride_do_t + offs_v[None, :] * stride_do_c
     of_state = offs_k[:, None] * V + offs_v[None, :]
     dstate = tl.zeros([K, BLOCK_V], tl.float32)
     if FINAL:
         dstate = tl.load(dfinal_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state).to(tl.float32)
-    count = tl.cdiv(end - begin, BT)
+    count = tl.cdiv(end - begin, BT).to(tl.int32)
     for back in range(count):
         n = count - 1 - back
         first = begin + n * BT
@@ -385,14 +388,14 @@ def _states_back_kernel(
         low = dstate.to(dstates_ptr.dtype.element_ty)
         tl.store(dstates_ptr + chunk * K * V + of_state, low)
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
-        q = tl.load(q_rows + first * stride_q_t, mask=live[None, :], other=0.0)
+        q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         dnew += tl.dot(k, low)
         do = (do * scale).to(do.dtype)
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(q, do, dstate)
+        dstate = tl.dot(tl.trans(q), do, dstate)
     if INITIAL:
         dinitial = dinitial_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(dinitial, dstate.to(dinitial_state_ptr.dtype.element_ty))
@@ -562,7 +565,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_ce9db5555e7c4672", "linear_attention_elu")
+_LIBRARY = _library("kgen_1b444778cea02dfd", "linear_attention_elu")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

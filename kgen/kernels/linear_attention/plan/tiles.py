@@ -68,7 +68,7 @@ def _backward(plan: LinearAttentionPlan) -> dict[str, Table]:
     BT, k = spec.chunk_size, spec.head_dim.qk
     wide = 8 if BT == 128 else 4
     states = Tile(8 if k == 256 or plan.by_column else 4, 1, BLOCK_V=16 if k == 256 else 32)
-    deep = Tile(states.num_warps, 1, BLOCK_V=32)
+    deep = Tile(states.num_warps, 1 if k == 256 or BT == 128 else 2, BLOCK_V=32)
     return {
         "values_back": {0: Tile(wide, BLOCK_K=64, BLOCK_V=64)},
         "states_back": {0: states} | dict.fromkeys(RECENT, deep),
