@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: e5206088b468e2e0
-# body: 4c67c29bd4f65218
+# body: 3d1e2c64397af433
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -68,8 +68,8 @@ _OUTPUT_TILES = [
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
+    ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
@@ -690,7 +690,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_4136866d53910702", "delta_rule")
+_LIBRARY = _library("kgen_cd306218d470ea46", "delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 760c033951698bd3
-# body: 9883588498751aca
+# body: f286e913343f71b8
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -70,8 +70,8 @@ _OUTPUT_TILES = [
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
+    ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
@@ -734,7 +734,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_c493e51f0e5cea1c", "deltanet_negative")
+_LIBRARY = _library("kgen_9fcd7eff6c8028f7", "deltanet_negative")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 903eb9bda51608f1
-# body: cb73be2686df3820
+# body: 8dc0d3a55fc441e7
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -69,8 +69,8 @@ _OUTPUT_TILES = [
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
+    ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
@@ -814,7 +814,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_7e6892a56ad86079", "gated_delta_rule")
+_LIBRARY = _library("kgen_779a83d5ffd432b4", "gated_delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 13eb346e780202eb
-# body: 369a57ca8eb0824a
+# body: 46f6b9e665739661
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -68,8 +68,8 @@ _OUTPUT_TILES = [
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
+    ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
@@ -551,7 +551,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("lightning")
-_LIBRARY = _library("kgen_4b6ab026493197af", "lightning")
+_LIBRARY = _library("kgen_4b660ea4c5c1bb95", "lightning")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 00d64f022cb4d3e3
-# body: 8d866779b5108715
+# body: 8e428070d3ac129d
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -67,8 +67,8 @@ _OUTPUT_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
+    ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
@@ -565,7 +565,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_1b444778cea02dfd", "linear_attention_elu")
+_LIBRARY = _library("kgen_00ee2bb8cf427a4d", "linear_attention_elu")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: d6cd820e56d286a3
-# body: 8fdceccb7f5af18b
+# body: c7fcc7e41c774a3b
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -61,8 +61,8 @@ _OUTPUT_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
+    ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
@@ -669,7 +669,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_4c12858a661430cd", "mamba2")
+_LIBRARY = _library("kgen_d7fdd4fd1a31d509", "mamba2")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: bb6a6b6c83150489
-# body: 55a66fc100c3ae4f
+# body: e792e4474500ba6d
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -64,8 +64,8 @@ _OUTPUT_TILES = [
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
 _VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _STATES_BACK_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=4)),
-    ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
+    ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _KEYS_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=2, num_warps=8)),
@@ -496,7 +496,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("simple_gla")
-_LIBRARY = _library("kgen_d5dde89c16a96967", "simple_gla")
+_LIBRARY = _library("kgen_7620b7025b063d2d", "simple_gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

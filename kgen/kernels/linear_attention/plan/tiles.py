@@ -67,7 +67,9 @@ def _backward(plan: LinearAttentionPlan) -> dict[str, Table]:
     spec = plan.spec
     BT, k = spec.chunk_size, spec.head_dim.qk
     wide = 8 if BT == 128 else 4
-    states = Tile(8 if k == 256 or plan.by_column else 4, 1, BLOCK_V=16 if k == 256 else 32)
+    # With 4 warps, a warpgroup has two tiles of 64 rows of the state. Triton 3.6 computes wrong
+    # gradients then on sm_90 if operands do not arrive by cp.async (strided tensors, one stage).
+    states = Tile(8, 1, BLOCK_V=16 if k == 256 else 32)
     deep = Tile(states.num_warps, 1 if k == 256 or BT == 128 else 2, BLOCK_V=32)
     return {
         "values_back": {0: Tile(wide, BLOCK_K=64, BLOCK_V=64)},
