@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 661adb6c5c685a85
-# body: 58dabb5ed253fc71
+# inputs: 03a532d1b0465fd0
+# body: 55fc891aee868a45
 """Causal attention with ALiBi slopes computed from the head's index.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -24,7 +24,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("alibi_inline: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a069d71e8e7cf58d
-# body: 0367c37d4e00e70d
+# inputs: 30880b1c26b55c01
+# body: be20852f22484c63
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -22,7 +22,7 @@ import functools
 import os
 from typing import Optional
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("causal_delta: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dcc200fd0cb74d87
-# body: 51f9a8fa405a5957
+# inputs: ddc0759e88892dd9
+# body: c8530d1e023d8c44
 """Attention of every query to the keys up to its own position.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

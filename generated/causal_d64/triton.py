@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e5c8f9fc62c31069
-# body: 0d2f3dcc5c361558
+# inputs: de8f781353846fda
+# body: 56680eb53bbd3b17
 """Attention of every query to the keys up to its own position, heads of 64.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("causal_d64: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 239b769941a24032
-# body: 66b70447be833202
+# inputs: ac5a9800fbbfe946
+# body: 63dc969635f4e189
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -20,7 +20,7 @@ Usage:
 import math
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("causal_fp32: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

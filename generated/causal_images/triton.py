@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8a0914fb84785324
-# body: 5250ce81311e115e
+# inputs: d7923c3ac0ed8b52
+# body: 1f57a9230ebf87ee
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("causal_images: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

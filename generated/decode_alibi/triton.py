@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e71f9c78c552b7a0
-# body: 90bbe965e5fbcb37
+# inputs: 43a546fb57c02b77
+# body: 19ce7dae08dcefb8
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("decode_alibi: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

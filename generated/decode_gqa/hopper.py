@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e8d74212f9c6d2c9
-# body: 19a08845a5f5a905
+# inputs: b9d2f74f09959fd6
+# body: 9da109076ab950aa
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -45,11 +45,13 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It publishes the position of each tile
-# in shared memory. By TMA, it loads the operands of the tile into rings of slots there. The two others, the consumers,
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
 # compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -150,8 +152,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. The ring's tile that
-    # waits for the release of tile i - n is i - n + SLOTS.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
+    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -375,8 +377,8 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. It is a loop: without its branch, ptxas moves the wgmma wait for P @ V above
-        # the softmax.
+        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
+        # wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
         # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])

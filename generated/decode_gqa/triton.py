@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cc5c2b08ee806d69
-# body: 05ab0cc29a4a5db3
+# inputs: a8de5c1b949c2517
+# body: cf202e1a8f4b5953
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -21,7 +21,7 @@ import functools
 import math
 import warnings
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("decode_gqa: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -206,7 +206,7 @@ def _splits_by_batch(
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Return the number of splits of each sequence, [BATCHES]. There are at most `slots` splits in all sequences."""
+    """Return the number of splits of each sequence, [BATCHES]. There are at most `slots` splits in total."""
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
     first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ff31c8d067f82002
-# body: eff9e959cbf868dd
+# inputs: 324e2a68319069eb
+# body: 1e2f8bad43b39355
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -21,7 +21,7 @@ import functools
 import math
 import warnings
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError(
         "decode_sliding_window: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -215,7 +215,7 @@ def _splits_by_batch(
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Return the number of splits of each sequence, [BATCHES]. There are at most `slots` splits in all sequences."""
+    """Return the number of splits of each sequence, [BATCHES]. There are at most `slots` splits in total."""
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
     first, end = _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)

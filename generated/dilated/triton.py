@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7962b86851dabaea
-# body: 2bfd92197b7eb0ba
+# inputs: c0a7db3009472f6d
+# body: f1261539903dca73
 """Causal attention to every fourth position back from the query.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("dilated: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 06154d337f00ea41
-# body: c23d80ea2082e2d2
+# inputs: 754ea3da5206cba3
+# body: d73e6bb697e28a25
 """Attention of every query to every key.
 
     out = softmax(scale * q @ k^T) @ v
@@ -21,7 +21,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("full: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

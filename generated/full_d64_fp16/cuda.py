@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 85a2272a2c1ea6ea
-# body: 9451b170d40413c0
+# inputs: 8b4a135e4be970be
+# body: 9de1ecb49bac95a9
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -22,7 +22,7 @@ import functools
 import os
 from typing import Optional
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("full_d64_fp16_delta: this file cannot run alone. Import its folder")
 

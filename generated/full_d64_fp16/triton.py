@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d3565d709139b594
-# body: e5140be28e972aff
+# inputs: f4b87c5dc05fe8c6
+# body: 8d7805f71f6c711e
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -21,7 +21,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("full_d64_fp16: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e2ac9771c6f1d55a
-# body: adf8b1fde8096842
+# inputs: e066aec763f92c3a
+# body: 59f4d907ff78198e
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -22,7 +22,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError(
         "fused_add_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5341ade8411b74cf
-# body: e19e36c07d65f2c6
+# inputs: a31b329758f038aa
+# body: 1aec419abd26d921
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -39,7 +39,7 @@ import math
 import tempfile
 from array import array
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_delta_output: this file cannot run alone. Import its folder")
 

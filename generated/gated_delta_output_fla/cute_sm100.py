@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 371f229ad77bbb2e
-# body: 3efec23b67f8a4f2
+# inputs: ebee275da74b3a9c
+# body: 06a62d0e01bbccb3
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -43,7 +43,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_delta_output_fla: this file cannot run alone. Import its folder")
 

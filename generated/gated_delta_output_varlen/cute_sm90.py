@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f2b26cb19ce6c70f
-# body: 701c934a884ee337
+# inputs: 61779ddc15901b19
+# body: 4e7cdea28863f174
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -38,7 +38,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_delta_output_varlen: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fd54f6b78196bc5c
-# body: b333666b2d900b2b
+# inputs: 9b830f90bdc500e9
+# body: ea0ebd9313c11454
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -24,7 +24,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError(
         "gated_delta_output_varlen: this file cannot run alone. Import its folder, or use `kgen render --single`",

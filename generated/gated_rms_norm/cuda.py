@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 031a46ddbab31ec1
-# body: d177b01e5470d731
+# inputs: 4d55e3e1014aa195
+# body: b8a3d08ed0e2e7d3
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder")
 

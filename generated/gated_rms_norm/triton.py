@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bf8a3cbcb9dc669e
-# body: 0750b29b11365f00
+# inputs: 1174bacb50f62404
+# body: 50d4b5bd3090efab
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7a9b35f24b9ad700
-# body: f83610a4d33e555b
+# inputs: 2f78fc583803b3a8
+# body: 0b07996a3742b8b8
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -47,11 +47,13 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It publishes the position of each tile
-# in shared memory. By TMA, it loads the operands of the tile into rings of slots there. The two others, the consumers,
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
 # compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -152,8 +154,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. The ring's tile that
-    # waits for the release of tile i - n is i - n + SLOTS.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
+    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -399,8 +401,8 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             (j < n_last_masked) | (j >= n_tiles - n_first_masked), PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. It is a loop: without its branch, ptxas moves the wgmma wait for P @ V above
-        # the softmax.
+        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
+        # wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
         # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -754,9 +756,9 @@ def _dkdv_hopper_producer(
             q_full_hi = gl.minimum(kv_start + WINDOW, problem.SQ) // BLOCK_M * BLOCK_M
             n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
             n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-            # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes
-            # registers of
-            # both in the first: if it does not run, the second accesses illegal addresses.
+            # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
+            # registers
+            # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
             n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
             n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
             _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
@@ -764,9 +766,7 @@ def _dkdv_hopper_producer(
             if g == 0:
                 _producer_load(kv_ring, 2 * done, args.k_desc, [b, h_kv, kv_start, 0])
                 _producer_load(kv_ring, 2 * done + 1, args.v_desc, [b, h_kv, kv_start, 0])
-            # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its
-            # own.
-            gdc_wait()
+            gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             for j in range(n_tiles):
                 q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -1004,7 +1004,7 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq, 
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
-    # One descriptor per tensor: a program loads its own tile in halves of 64 rows, and the other tiles have 64 rows.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

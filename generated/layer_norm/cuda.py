@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 50c3835009097867
-# body: d5cd0aca1f8f64db
+# inputs: 07614081790dac48
+# body: 7b064e925dfc9e0f
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 66aab3e8ec8a19c6
-# body: 7e1a3321a204473c
+# inputs: 3a8370737bec541d
+# body: 5aa316f6bd1c9c8c
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7a66494f12fa1ccf
-# body: b1d9dc50de7e5ad7
+# inputs: 47c1e19e44aa6a58
+# body: 39e8977bf6093d34
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: eae3eb429b51b248
-# body: 59774b5ce0a9f2cf
+# inputs: 787826c485ec37da
+# body: 6ac46aa1ceda2d47
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8585261e0eef39b7
-# body: 8f81dad643bbecfa
+# inputs: 4ae90f30e1f96ed5
+# body: db5d05637ace2030
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -36,7 +36,7 @@ import functools
 import tempfile
 from array import array
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5d986051be59ae82
-# body: f6693cecc0c2901c
+# inputs: 775461d21a4aef63
+# body: c5beb6ecb7a63e37
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -29,7 +29,7 @@ import functools
 import tempfile
 from array import array
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f989db7556765982
-# body: 50d520143fe6801c
+# inputs: e1bb886b744f0624
+# body: 7135a46551d61b12
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError(
         "linear_attention_output: this file cannot run alone. Import its folder, or use `kgen render --single`",

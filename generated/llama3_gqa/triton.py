@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4fc1c6d41ca99eae
-# body: 367db968c484031e
+# inputs: 0a258138b1dc3b58
+# body: eea259a6cb546f8d
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("llama3_gqa: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 89e9cb1b5a568c57
-# body: 32fc246233961807
+# inputs: 80760814f088ffa5
+# body: 9a57e429efe404ad
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -20,7 +20,7 @@ Usage:
 import math
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("longformer: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1cf98539b6728162
-# body: 68ec736bbd0940aa
+# inputs: a0e117fe5daa3177
+# body: 6ee31bc193694350
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("mla_prefill: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2688640914ff6772
-# body: 40bb579b51cb7b84
+# inputs: 171e1a80da05bda6
+# body: 0b0f2c631e8b2539
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -29,7 +29,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("natten_2d: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

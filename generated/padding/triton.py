@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ed63ffefdea5fdcc
-# body: 36a844c37fe60837
+# inputs: 43e7ff04dd9dd714
+# body: e6c5e6bec387af65
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("padding: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

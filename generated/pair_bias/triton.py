@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a974316bd4d2af3b
-# body: ab8ddfbe31315fec
+# inputs: 3c2d76d9d086e72a
+# body: e1d4ab248a2136c8
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("pair_bias: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

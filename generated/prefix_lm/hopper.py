@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1aa3fcd9529acade
-# body: f27f78324c50a3f3
+# inputs: 6f08e9f8d95a111e
+# body: 6519cc968d861f4e
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -48,11 +48,13 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It publishes the position of each tile
-# in shared memory. By TMA, it loads the operands of the tile into rings of slots there. The two others, the consumers,
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
 # compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -153,8 +155,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. The ring's tile that
-    # waits for the release of tile i - n is i - n + SLOTS.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
+    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -313,11 +315,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # in the forward kernel, the counter is zero only after this
+            gdc_wait()  # forward kernels start before the counter is zero
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
 
 
 @gluon.jit
@@ -371,8 +373,8 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. It is a loop: without its branch, ptxas moves the wgmma wait for P @ V above
-        # the softmax.
+        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
+        # wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
         # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -656,9 +658,9 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
         n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-        # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes
-        # registers of
-        # both in the first: if it does not run, the second accesses illegal addresses.
+        # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
+        # registers
+        # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
         n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
         # TMA reads zeros for keys past SK. Their p = 2^(s - lse) can overflow to inf, and inf * 0 is NaN.
@@ -670,8 +672,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its own.
-        gdc_wait()
+        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -691,8 +692,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
 
 # dq, dk and dv in one kernel: five products per tile instead of the seven of two kernels. Each consumer computes dS^T
 # of half of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the
-# columns of dS @ K to a float32 sum in global memory. Without DQ, another kernel computes dq, and
-# all gradients are deterministic.
+# columns of dS @ K to a float32 sum in global memory. Without the flag DQ, another kernel computes
+# dq, and all gradients are deterministic.
 
 
 @gluon.jit
@@ -708,7 +709,7 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
     ROWS: tl.constexpr = k_a.shape[0]
     HALF_D: tl.constexpr = k_a.shape[1] // 2
     k_a, k_b = k_a.slice(HALF * HALF_D, HALF_D, 1), k_b.slice(HALF * HALF_D, HALF_D, 1)
-    # If tile i is the one before the first, there is no dS^T: the caller ignores the result.
+    # Before the first queries of a KV tile, the slot holds old data, and the caller ignores the result.
     mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)
     ds = ds_tiles.slots.index(i & 1)
     zero = gl.full([ds.shape[1], HALF_D], 0.0, gl.float32, layout=LAYOUT)
@@ -876,7 +877,7 @@ def _backward_hopper_kernel(
 ):
     """Compute dk and dv, with DQ also the sums of dq. A program processes tiles of BLOCK_N keys of one (b, KV head)."""
     problem = Problem(B, HQ, SQ, SK, scale, prefix)
-    # Slots for halves of K and V: of two tiles, or of one with DQ, where dS^T needs the shared memory.
+    # Slots for halves of K and V. Without DQ, there is room for two tiles. With DQ, dS^T needs the room of one.
     KV_SLOTS: tl.constexpr = 4 if DQ else 8
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
     q_slots = QuerySlots(
@@ -992,7 +993,7 @@ def backward_on_hopper(layouts, q, k, v, scale, prefix, dout, lse, delta, counte
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
-    # One descriptor per tensor: a program loads its own tile in halves of 64 rows, and the other tiles have 64 rows.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d078e51807e10f4d
-# body: 8f2266b469d0e93d
+# inputs: 8be7635f4c74eb25
+# body: 4c8814809136355d
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("prefix_lm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 80ba231b46b81a57
-# body: f3a23e550c7163e5
+# inputs: 81f2929dec473471
+# body: 6072aac569729653
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -25,7 +25,7 @@ import functools
 import math
 import os
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder")
 

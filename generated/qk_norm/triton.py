@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 23ce070d62e7a12e
-# body: 6bf33f3bfdce9423
+# inputs: 13f8791573bd177d
+# body: 513c091cef10a414
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

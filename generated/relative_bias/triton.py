@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 363a16477a59f09e
-# body: df41dd258b0d77bf
+# inputs: 3e28037bcf73926d
+# body: ea591a6dc4c53ce0
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -20,7 +20,7 @@ Usage:
 import math
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("relative_bias: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

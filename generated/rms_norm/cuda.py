@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8c703efcfd495f1f
-# body: 45fed5c14fa66074
+# inputs: dbbfdb94b53f4979
+# body: 93a5c8ab51148d91
 """RMS norm over the last dimension.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm: this file cannot run alone. Import its folder")
 

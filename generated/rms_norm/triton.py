@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cdd36e92d2c67b9e
-# body: 99f9991ad256b449
+# inputs: 26a5dcf9e8d609be
+# body: 00badaa983c1e653
 """RMS norm over the last dimension.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

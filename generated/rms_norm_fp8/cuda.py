@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 654a55ceb464eb25
-# body: 04157da87450f11a
+# inputs: e7dbe11378774f3b
+# body: 0a6a0b22a0f4ef93
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 55cb61146e3ef3a8
-# body: 613084a07e0a1254
+# inputs: add5e50422cfbe21
+# body: efab3c818f98fb29
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5295d9b955e2c224
-# body: 8c2c270450d21420
+# inputs: 2d43809c310b5840
+# body: 31f610ea11612993
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# Without this check, a script in this folder would import its triton.py as `triton`.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm_gemma: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 196528bb2985ed68
-# body: 64e3a205b6992e9a
+# inputs: a50e3b7a3cd22e20
+# body: 8f06150abe52e142
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm_gemma: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

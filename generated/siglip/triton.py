@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 57562a7fc374fc59
-# body: db4d8d98162a37d2
+# inputs: 9d9ed95b81cb3be2
+# body: 09ff1fb92aa5fa59
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(scale * q @ k^T) @ v
@@ -21,7 +21,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("siglip: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

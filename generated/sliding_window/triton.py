@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b44df859afbf7709
-# body: 240c3575e6d3bb18
+# inputs: 53354210f50cb72b
+# body: 4d27d7d7e74d23c8
 """Causal attention to the last 1024 positions.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("sliding_window: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

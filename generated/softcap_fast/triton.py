@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8a04ea295dad859f
-# body: 3602717e3a8ce3ac
+# inputs: db64c46a1f14f035
+# body: 03c6589db8bffcde
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("softcap_fast: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fc55e94b242735fa
-# body: 99e96e90182040f1
+# inputs: 0c986404e73f5a9b
+# body: 0a309858c65d22b2
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -39,11 +39,13 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It publishes the position of each tile
-# in shared memory. By TMA, it loads the operands of the tile into rings of slots there. The two others, the consumers,
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
 # compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -290,8 +292,8 @@ def _dkdv_hopper_producer(
                 n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
                 # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes
-                # registers of
-                # both in the first: if it does not run, the second accesses illegal addresses.
+                # the registers
+                # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
                 n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
                 n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
                 _publish_tile(scheduler, i, (
@@ -303,9 +305,7 @@ def _dkdv_hopper_producer(
                         first = FAR - SK + kv_start + half * (BLOCK_N // 2)
                         _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [FAR, kv_end, h_kv, first, 0])
                         _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [FAR, kv_end, h_kv, first, 0])
-                # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of
-                # its own.
-                gdc_wait()
+                gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
                 gdc_launch_dependents()
                 for j in range(n_tiles):
                     q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -526,7 +526,7 @@ def backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, sca
     TQ, HQ, _ = q.shape
     TK, HKV, _ = k.shape
     B = len(cu_seqlens_q) - 1
-    # One descriptor per tensor: a program loads its own tile in halves of 64 rows, and the other tiles have 64 rows.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dk, dv
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bacc927c431f1157
-# body: 400576a5c9a310df
+# inputs: 04f00d7472edf6b9
+# body: cc6c2533a28a91a7
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# Without this check, a script in this folder would import this file as `triton`.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("varlen_alibi: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -62,7 +62,7 @@ def adapt(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write adapters: Python packages that connect kernels to other libraries."""
+    """Write adapters: packages that connect kernels to other libraries."""
     from kgen.render import checking, project, writer
 
     kinds = [one.value for one in kind]

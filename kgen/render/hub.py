@@ -66,7 +66,7 @@ class Package(Template):
     """The names that the package imports from the folder of the emitted files."""
     names: list[str]
     """The public names of the package."""
-    left_out: list[str]
+    left_out: str
     """Files that the hub does not allow."""
     more: Template | None
     """Further functions, for callers with an interface of their own."""
@@ -132,7 +132,7 @@ class Card(Template):
     further: str
     """A paragraph about further functions; empty if there are none."""
     gradients: bool
-    left_out: list[str]
+    left_out: str
     yaml: str
     """The spec as a block of code."""
 
@@ -222,7 +222,7 @@ def repository(made: Repository, parts: Parts) -> Adapter:
         folder=KERNELS,
         offers=made.offers,
         names=[*made.offers, *parts.more_names, "layers"],
-        left_out=list(made.left_out),
+        left_out=_and(made.left_out),
         more=parts.more,
     )
     texts = {"__init__.py": init, "layers.py": parts.layer}
@@ -259,14 +259,14 @@ def _card(made: Repository, parts: Parts) -> Card:
         layer=made.layer,
         further=parts.further,
         gradients=made.gradients,
-        left_out=list(made.left_out),
+        left_out=_and([f"`{name}`" for name in made.left_out]),
         yaml=in_card(fenced(text, "yaml")),
     )
 
 
 def _remarks(made: Repository) -> Iterable[str]:
     if made.left_out:
-        files = " and ".join(made.left_out)
+        files = _and(made.left_out)
         yield (
             f"{made.name}_hub: {files} left out, because the kernel hub does not allow the package "
             "cuda-core"
@@ -293,3 +293,8 @@ def _in_namespace(loaded: Loaded, source: Source) -> Source:
 def _at(loaded: Loaded, field: str, message: str, hint: str) -> Diagnostic:
     document = Document(loaded.text, loaded.path.as_posix())
     return document.value("no-adapter", message, (field,), hint)
+
+
+def _and(names: Sequence[str]) -> str:
+    """Return the names as a list in words: `a`, `a and b`, or `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -3,13 +3,12 @@
 The expressions of a plan (`kgen/expr/nodes.py`) define the result. A `Code` defines how a kernel
 computes it: a name is a row or a column of a tile, and a read is a guarded load. Passes use these
 trees to find uses of names, and to move or remove statements. `str` prints Triton; `spell` and
-`lines` print any of the `LANGUAGES`. A form with `{tl}`, the module, exists only in Triton and
-Gluon.
+`lines` print any of the `LANGUAGES`. A form with `{tl}`, the module, is for Triton and Gluon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -28,6 +27,7 @@ from kgen.expr.spelling import (
     Spelling,
     in_modules,
 )
+from kgen.targets.branches import elif_of
 
 TRITON = "triton"
 GLUON = "gluon"
@@ -320,11 +320,6 @@ class If(Statement):
         test = change(self.test)
         then, other = (tuple(s.map(change) for s in part) for part in (self.then, self.other))
         return replace(self, test=test, then=then, other=other)
-
-
-def elif_of(lines: Sequence[str]) -> list[str]:
-    """Return the lines of an `if` as an `elif`."""
-    return [f"el{lines[0]}", *lines[1:]]
 
 
 @dataclass(frozen=True)

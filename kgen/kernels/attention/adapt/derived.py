@@ -216,6 +216,8 @@ class Variant:
         read = {n for tree in trees.values() for n in buffers_of(tree)}
         own = self.given.get("buffers") or {}
         tables = {n: _open(b) if cached else b for n, b in own.items() if n in read}
+        if "backward" not in passes:
+            tables = {n: _without_gradient(b) for n, b in tables.items()}
         params = {WINDOW: {"type": "int", "runtime": True}} if cached and WINDOW in used else {}
         fields: dict[str, Any] = {"sinks": True} if self.spec.sinks else {}
         fields |= {"varlen": True} if word == "packed" else {"align": "start"}
@@ -326,6 +328,11 @@ def _in_flow(mapping: Mapping[str, Any]) -> CommentedMap:
     found = CommentedMap(mapping)
     found.fa.set_flow_style()
     return found
+
+
+def _without_gradient(buffer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a buffer of a spec without a backward pass."""
+    return {field: value for field, value in buffer.items() if field != "grad"}
 
 
 def _open(buffer: Mapping[str, Any]) -> dict[str, Any]:

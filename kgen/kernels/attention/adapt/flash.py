@@ -110,8 +110,8 @@ def _package(kind: Kind, specs: Sequence[Sequence[Loaded]], name: str) -> Adapte
     found = _all_covered(kind, chain.from_iterable(specs))
     loaded = [one.loaded for one in found]
     package = f"{name}_{kind.word}"
-    # Of two kernels for one call, the first ones run: those with promises about lengths, which omit
-    # checks.
+    # If several kernels fit a call, the first row runs. Kernels with promises about lengths come
+    # first, because they omit checks.
     rows = sorted(found, key=lambda one: not one.promises)
     lines = list(dict.fromkeys(f"{one.spec.name}: {one.words}" for one in found))
     text = Package(package, _opening(specs), lines, [_row(one) for one in rows])

@@ -143,13 +143,16 @@ class Lag:
         """The statement that waits before the producer uses the tile counter."""
         if not self.given:
             return _wait("the counter is zero only after this")
-        early = _wait("in the forward kernel, the counter is zero only after this")
+        early = _wait("forward kernels start before the counter is zero")
         return If(row("gt", "LAG", 0), (early,))
 
     @property
     def last_wait(self) -> list[Statement]:
         """The final wait of a producer that also serves dq."""
-        why = "dq must not end before the dk and dv kernel: later kernels wait only for dq"
+        why = (
+            "dq overlaps the dk and dv kernel, but must not end first: "
+            "later kernels wait only for dq"
+        )
         return [_wait(why)] if self.given else []
 
 
