@@ -85,7 +85,7 @@ def recurrence(plan: LinearAttentionPlan) -> list[str]:
 def _features(plan: LinearAttentionPlan, name: str) -> Iterator[str]:
     formula = plan.formulas.get(f"{name}_map")
     if formula is not None:
-        yield f"{name} = {show(formula.written)}, with x = {name}"
+        yield f"{name} = {show(formula.tree)}, with x = {name}"
     if (eps := plan.spec.norm_eps) is not None:
         yield f"{name} = {name} / sqrt(sum({name}**2) + {eps:g})"
 
@@ -122,7 +122,7 @@ def _power(plan: LinearAttentionPlan, exponent: str) -> str:
 
 
 def _written(formula: Formula) -> str:
-    return show(formula.written)
+    return show(formula.tree)
 
 
 def _recurrence(plan: LinearAttentionPlan) -> Iterator[Block]:

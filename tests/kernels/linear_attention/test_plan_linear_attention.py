@@ -122,7 +122,7 @@ def test_simplified_values_and_slopes_are_those_of_the_written_trees(path: Path)
         env: dict[str, Any] = {name: torch.randn(50, dtype=torch.float64) for name in names}
         env |= {n: torch.arange(50) for n in ("h", "c") if n in names} | {"H": 50, "HV": 50}
         leaves = {n: env[n].requires_grad_() for n in formula.slopes}
-        written = evaluate(values(formula.written), env, torch)
+        written = evaluate(values(formula.tree), env, torch)
         torch.testing.assert_close(evaluate(formula.value, env, torch), written)
         for name, leaf in leaves.items():
             (want,) = torch.autograd.grad(written.sum(), leaf, retain_graph=True)

@@ -39,7 +39,7 @@ ELEMENT_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 class Formula:
     """One expression of a spec."""
 
-    written: Node
+    tree: Node
     """The tree as the user wrote it, which reads buffers at `t`, `h` and `c`."""
     value: Node
     """The simplified tree. A buffer's name stands for its element."""
@@ -119,8 +119,8 @@ _INPUT = {"q_map": ("x",), "k_map": ("x",), "skip": ("v",)}
 """The inputs of an expression that have gradients, apart from buffers."""
 
 
-def _formula(written: Node, wanted: list[str], algebra: Algebra) -> Formula:
-    value = values(folded(written, {}))
+def _formula(tree: Node, wanted: list[str], algebra: Algebra) -> Formula:
+    value = values(folded(tree, {}))
     if algebra.takes(value):
         value = algebra.simplified(algebra.to_sympy(value), value)
     slopes = {
@@ -128,4 +128,4 @@ def _formula(written: Node, wanted: list[str], algebra: Algebra) -> Formula:
         for name in wanted
         if name in variables(value)
     }
-    return Formula(written, value, {n: slope for n, slope in slopes.items() if not is_zero(slope)})
+    return Formula(tree, value, {n: slope for n, slope in slopes.items() if not is_zero(slope)})

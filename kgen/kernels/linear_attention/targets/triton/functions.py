@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kgen.expr.algebra import call
@@ -40,16 +40,11 @@ class Function(Template):
     template: ClassVar[str] = "linear_attention/triton/_function.j2"
 
     name: str
-    names: tuple[str, ...]
-    """The parameters, which the trees of the spec name."""
+    parameters: list[str]
+    """The declarations of the parameters, which the trees of the spec name."""
     words: str
     lines: list[Statement]
     value: Code
-
-    @property
-    def parameters(self) -> list[str]:
-        """The declarations of the parameters."""
-        return [f"{n}: tl.constexpr" if n in CONSTANTS else n for n in self.names]
 
 
 class Functions:
@@ -85,7 +80,7 @@ class Functions:
             return made
         bounded = op("{tl}.where(decay < LOWEST, LOWEST, decay)")
         lines = [*made.lines, assign("decay", made.value)]
-        return Function(made.name, made.names, made.words, lines, bounded)
+        return replace(made, lines=lines, value=bounded)
 
     def _function(self, name: str, node: Node, words: str) -> Function:
         names = self.parameters_of(node)
@@ -101,7 +96,8 @@ class Functions:
             value = op("{tl}.full([], {0}, {tl}.float32)", value)
         elif result.type.integral:
             value = row("float", value)
-        return Function(name, names, words, lines, value)
+        parameters = [f"{n}: tl.constexpr" if n in CONSTANTS else n for n in names]
+        return Function(name, parameters, words, lines, value)
 
     def parameters_of(self, node: Node) -> tuple[str, ...]:
         """Return the names in a tree, in the order of the parameters."""

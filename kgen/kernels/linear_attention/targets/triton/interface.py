@@ -152,7 +152,7 @@ class Interface:
         elif not self.plan.backward:
             refused = dict.fromkeys(real, NOT_ASKED_FOR)
         else:
-            trees = [formula.written for formula in self.plan.formulas.values()]
+            trees = [formula.tree for formula in self.plan.formulas.values()]
             learnable = {n for tree in trees for n in differentiable(tree)}
             refused = {
                 n: NOT_LEARNED if self.label(n) in learnable or n in learnable else NO_DERIVATIVE
@@ -261,7 +261,7 @@ class Interface:
         users = [
             field
             for field, formula in self.plan.formulas.items()
-            if name in formula.read or name in buffers_of(formula.written)
+            if name in formula.read or name in buffers_of(formula.tree)
         ]
         used = f", used by {' and '.join(users)}"
         return f"{self.label(name)}: [{', '.join(sizes)}] {TORCH_DTYPES[buffer.dtype]}{used}."

@@ -28,8 +28,6 @@ class Decoding(Template):
     bf16: bool
     parameters: list[str]
     operands: list[str]
-    floats: str
-    """The tensors that the interpreter needs in float32."""
     varlen: bool
     layouts: str
     step: Step
@@ -77,7 +75,7 @@ class Backward(Template):
     """The gradient of each operand of forward, or None."""
 
     def launch_functions(self) -> Iterable[str]:
-        return ("_once", "_register_autograd")
+        return ("_layouts", "_once", "_operator", "_register_autograd", "_tile")
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,6 @@ class Launcher(Template):
     parameters: list[str]
     """The operands of the operator with their types."""
     operands: list[str]
-    tensors: list[str]
-    """The tensors that all kernels read: q, k, v and buffers."""
     results: str
     """The type of the operator."""
     layouts: str
@@ -142,7 +138,6 @@ def launcher(
         varlen=spec.varlen,
         parameters=typed,
         operands=operands,
-        tensors=interface.tensors,
         results=f"tuple[{', '.join(['Tensor'] * (2 + len(saved)))}]",
         layouts=", ".join([*interface.tensors, "initial_state", *interface.packing]),
         chunks=list(steps.chunks(kernels)),
@@ -253,7 +248,6 @@ def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
         bf16=spec.dtype == "bf16",
         parameters=[f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands],
         operands=operands,
-        floats="q, k, v",
         varlen=spec.varlen,
         layouts=", ".join([*interface.tensors, "state", *interface.packing]),
         step=steps.step("decode", kernels.decode.signature, programs, made),

@@ -124,14 +124,14 @@ def recurrence(plan: LinearAttentionPlan) -> list[str]:
     lines = []
     for of in ("q", "k"):
         if f"{of}_map" in formulas:
-            lines.append(f"{of} = {show(formulas[f'{of}_map'].written)} for x = {of}")
+            lines.append(f"{of} = {show(formulas[f'{of}_map'].tree)} for x = {of}")
         if spec.qk_norm:
             lines.append(f"{of} = {of} / sqrt(sum({of}**2) + {spec.norm_eps})")
     power = "exp" if plan.natural else "exp2"
     if "decay" in formulas:
-        lines.append(f"S = {power}({show(formulas['decay'].written)}) * S")
+        lines.append(f"S = {power}({show(formulas['decay'].tree)}) * S")
     new = "(v - S^T @ k)" if plan.delta else "v"
-    beta = f"({show(formulas['beta'].written)}) * " if "beta" in formulas else ""
+    beta = f"({show(formulas['beta'].tree)}) * " if "beta" in formulas else ""
     lines.append(f"S = S + outer(k, {beta}{new})")
-    skip = f" + {show(formulas['skip'].written)}" if "skip" in formulas else ""
+    skip = f" + {show(formulas['skip'].tree)}" if "skip" in formulas else ""
     return [*lines, f"o = scale * S^T @ q{skip}"]
