@@ -483,7 +483,12 @@ def test_rendering_needs_no_runtime() -> None:
 
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [("attention", "causal"), ("norm", "rms_norm"), ("chunk_output", "retention_output")],
+    [
+        ("attention", "causal"),
+        ("norm", "rms_norm"),
+        ("chunk_output", "retention_output"),
+        ("linear_attention", "retnet"),
+    ],
 )
 def test_rendering_imports_one_family(name: str, spec: str) -> None:
     code = "from pathlib import Path; from kgen.render.project import render_all; "
