@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 988a9410d3f5b763
+# inputs: a8818f0ea477d09f
 # body: 1a17707652fe4a3c
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2cf9d160cbe97feb
-# body: defce84655e9c04a
+# inputs: fa78239b04eb8b81
+# body: 00596f4a90336e87
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
 
     q = q / sqrt(sum(q**2) + 1e-06)
     k = k / sqrt(sum(k**2) + 1e-06)
-    S = exp(-exp(a_log[h]) * (max(a[t, h] + dt_bias[h], 0) + log1p(exp(-abs(a[t, h] + dt_bias[h]))))) * S
+    S = exp(-exp(a_log[h]) * softplus(a[t, h] + dt_bias[h])) * S
     S = S + outer(k, (sigmoid(b[t, h])) * (v - S^T @ k))
     o = scale * S^T @ q
 
@@ -86,20 +86,17 @@ _K_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
 
 
 @triton.jit
-def _log1p(x):
-    # The quotient x / (u - 1) corrects the rounding of u = 1 + x.
-    u = 1.0 + x
-    return tl.where(u == 1.0, x, tl.log(u) * (x / (u - 1.0)))
+def _softplus(x):
+    # log(1 + e^x) without overflow. As in log1p, a quotient corrects the rounding of u = 1 + e.
+    e = tl.exp(-tl.abs(x))
+    u = 1.0 + e
+    return tl.maximum(x, 0.0) + tl.where(u == 1.0, e, tl.log(u) * (e / (u - 1.0)))
 
 
 @triton.jit
 def _decay(a, a_log, dt_bias):
     """Return the decay of a token as a power of 2. Powers below LOWEST are 0 in float32."""
-    value_q = a + dt_bias
-    decay = (
-        1.4426950408889634
-        * -((_log1p(tl.exp(-tl.maximum(value_q, -(value_q)))) + tl.maximum(value_q, 0)) * tl.exp(a_log))
-    )
+    decay = 1.4426950408889634 * -(tl.exp(a_log) * _softplus(a + dt_bias))
     return tl.where(decay < LOWEST, LOWEST, decay)
 
 
@@ -112,38 +109,19 @@ def _beta(b):
 @triton.jit
 def _decay_by_a(a, a_log, dt_bias):
     """Return the derivative of decay with respect to a."""
-    value_q = a + dt_bias
-    value_q_gt_0 = value_q > 0
-    value_q_exp = tl.exp(-tl.maximum(value_q, -(value_q)))
-    return -(
-        (
-            tl.where(value_q_gt_0, 1, tl.where(value_q == 0, 0.5, 0))
-            - value_q_exp * tl.where(value_q_gt_0, 1, tl.where(value_q < 0, -1, 0)) / (1 + value_q_exp)
-        )
-        * tl.exp(a_log)
-    )
+    return -(tl.exp(a_log) * tl.sigmoid(a + dt_bias))
 
 
 @triton.jit
 def _decay_by_a_log(a, a_log, dt_bias):
     """Return the derivative of decay with respect to a_log."""
-    value_q = a + dt_bias
-    return -((_log1p(tl.exp(-tl.maximum(value_q, -(value_q)))) + tl.maximum(value_q, 0)) * tl.exp(a_log))
+    return -(tl.exp(a_log) * _softplus(a + dt_bias))
 
 
 @triton.jit
 def _decay_by_dt_bias(a, a_log, dt_bias):
     """Return the derivative of decay with respect to dt_bias."""
-    value_q = a + dt_bias
-    value_q_gt_0 = value_q > 0
-    value_q_exp = tl.exp(-tl.maximum(value_q, -(value_q)))
-    return -(
-        (
-            tl.where(value_q_gt_0, 1, tl.where(value_q == 0, 0.5, 0))
-            - value_q_exp * tl.where(value_q_gt_0, 1, tl.where(value_q < 0, -1, 0)) / (1 + value_q_exp)
-        )
-        * tl.exp(a_log)
-    )
+    return -(tl.exp(a_log) * tl.sigmoid(a + dt_bias))
 
 
 @triton.jit
@@ -814,7 +792,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_779a83d5ffd432b4", "gated_delta_rule")
+_LIBRARY = _library("kgen_a738e61e14730aef", "gated_delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

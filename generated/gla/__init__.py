@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 469fd5f0e5c1a8d4
+# inputs: a215f5bf0eaffd3f
 # body: a9d89e4f5cb1e741
 """Gated linear attention, whose decay differs by column of the keys.
 

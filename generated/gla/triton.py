@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7d96553b27c3c6d5
-# body: d27905c97f7e4c44
+# inputs: be179a96a9df8037
+# body: bdb39526bd920d03
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
 
-    S = exp((min(g[t, h, c], 0) - log1p(exp(-abs(g[t, h, c])))) / 16) * S
+    S = exp(log_sigmoid(g[t, h, c]) / 16) * S
     S = S + outer(k, v)
     o = scale * S^T @ q
 
@@ -80,27 +80,24 @@ _K_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
 
 
 @triton.jit
-def _log1p(x):
-    # The quotient x / (u - 1) corrects the rounding of u = 1 + x.
-    u = 1.0 + x
-    return tl.where(u == 1.0, x, tl.log(u) * (x / (u - 1.0)))
+def _log_sigmoid(x):
+    # -log(1 + e^-x) without overflow. As in log1p, a quotient corrects the rounding of u.
+    e = tl.exp(-tl.abs(x))
+    u = 1.0 + e
+    return tl.minimum(x, 0.0) - tl.where(u == 1.0, e, tl.log(u) * (e / (u - 1.0)))
 
 
 @triton.jit
 def _decay(g):
     """Return the decay of a token as a power of 2. Powers below LOWEST are 0 in float32."""
-    decay = 1.4426950408889634 * (0.0625 * tl.minimum(g, 0) - 0.0625 * _log1p(tl.exp(-tl.maximum(g, -(g)))))
+    decay = 0.0625 * 1.4426950408889634 * _log_sigmoid(g)
     return tl.where(decay < LOWEST, LOWEST, decay)
 
 
 @triton.jit
 def _decay_by_g(g):
     """Return the derivative of decay with respect to g."""
-    g_lt_0 = g < 0
-    value_q = tl.exp(-tl.maximum(g, -(g)))
-    return 0.0625 * tl.where(g_lt_0, 1, tl.where(g == 0, 0.5, 0)) + 0.0625 * (
-        value_q * tl.where(g > 0, 1, tl.where(g_lt_0, -1, 0))
-    ) / (1 + value_q)
+    return 0.0625 * tl.sigmoid(-g)
 
 
 @triton.jit(do_not_specialize=["T", "NT"])
@@ -636,7 +633,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_8aa25006200c136d", "gla")
+_LIBRARY = _library("kgen_b438a9fb3aad43a7", "gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

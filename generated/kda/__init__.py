@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ebfae0d7dbfd9bda
+# inputs: 6924ba363a8ab2d0
 # body: a1b5f0ad2961d536
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 

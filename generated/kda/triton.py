@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9def5c3fa0ec6f05
-# body: eeddf924fb2b0014
+# inputs: 11c01db1b9f02036
+# body: 26e2f959ec2cc22e
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
 
     q = q / sqrt(sum(q**2) + 1e-06)
     k = k / sqrt(sum(k**2) + 1e-06)
-    S = exp(-exp(a_log[h]) * (max(g[t, h, c] + dt_bias[h, c], 0) + log1p(exp(-abs(g[t, h, c] + dt_bias[h, c]))))) * S
+    S = exp(-exp(a_log[h]) * softplus(g[t, h, c] + dt_bias[h, c])) * S
     S = S + outer(k, (sigmoid(b[t, h])) * (v - S^T @ k))
     o = scale * S^T @ q
 
@@ -88,20 +88,17 @@ _K_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
 
 
 @triton.jit
-def _log1p(x):
-    # The quotient x / (u - 1) corrects the rounding of u = 1 + x.
-    u = 1.0 + x
-    return tl.where(u == 1.0, x, tl.log(u) * (x / (u - 1.0)))
+def _softplus(x):
+    # log(1 + e^x) without overflow. As in log1p, a quotient corrects the rounding of u = 1 + e.
+    e = tl.exp(-tl.abs(x))
+    u = 1.0 + e
+    return tl.maximum(x, 0.0) + tl.where(u == 1.0, e, tl.log(u) * (e / (u - 1.0)))
 
 
 @triton.jit
 def _decay(g, a_log, dt_bias):
     """Return the decay of a token as a power of 2. Powers below LOWEST are 0 in float32."""
-    value_q = dt_bias + g
-    decay = (
-        1.4426950408889634
-        * -((_log1p(tl.exp(-tl.maximum(value_q, -(value_q)))) + tl.maximum(value_q, 0)) * tl.exp(a_log))
-    )
+    decay = 1.4426950408889634 * -(tl.exp(a_log) * _softplus(dt_bias + g))
     return tl.where(decay < LOWEST, LOWEST, decay)
 
 
@@ -114,38 +111,19 @@ def _beta(b):
 @triton.jit
 def _decay_by_g(g, a_log, dt_bias):
     """Return the derivative of decay with respect to g."""
-    value_q = dt_bias + g
-    value_q_gt_0 = value_q > 0
-    value_q_exp = tl.exp(-tl.maximum(value_q, -(value_q)))
-    return -(
-        (
-            tl.where(value_q_gt_0, 1, tl.where(value_q == 0, 0.5, 0))
-            - value_q_exp * tl.where(value_q_gt_0, 1, tl.where(value_q < 0, -1, 0)) / (1 + value_q_exp)
-        )
-        * tl.exp(a_log)
-    )
+    return -(tl.exp(a_log) * tl.sigmoid(dt_bias + g))
 
 
 @triton.jit
 def _decay_by_a_log(g, a_log, dt_bias):
     """Return the derivative of decay with respect to a_log."""
-    value_q = dt_bias + g
-    return -((_log1p(tl.exp(-tl.maximum(value_q, -(value_q)))) + tl.maximum(value_q, 0)) * tl.exp(a_log))
+    return -(tl.exp(a_log) * _softplus(dt_bias + g))
 
 
 @triton.jit
 def _decay_by_dt_bias(g, a_log, dt_bias):
     """Return the derivative of decay with respect to dt_bias."""
-    value_q = dt_bias + g
-    value_q_gt_0 = value_q > 0
-    value_q_exp = tl.exp(-tl.maximum(value_q, -(value_q)))
-    return -(
-        (
-            tl.where(value_q_gt_0, 1, tl.where(value_q == 0, 0.5, 0))
-            - value_q_exp * tl.where(value_q_gt_0, 1, tl.where(value_q < 0, -1, 0)) / (1 + value_q_exp)
-        )
-        * tl.exp(a_log)
-    )
+    return -(tl.exp(a_log) * tl.sigmoid(dt_bias + g))
 
 
 @triton.jit
@@ -941,7 +919,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_987eae9eaaafd9c5", "kda")
+_LIBRARY = _library("kgen_858f86a78f76db32", "kda")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

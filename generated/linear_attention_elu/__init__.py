@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b66c21eefb04eea3
+# inputs: 7e65bc3583f0acc0
 # body: 31eb8af6bce80dfe
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 81c75b7c456a8836
-# body: 5fc3b7f53faaf989
+# inputs: 9ef26c493ef222fa
+# body: 89025d4fb453c68a
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
 
-    q = max(x, 0) + exp(min(x, 0)) for x = q
-    k = max(x, 0) + exp(min(x, 0)) for x = k
+    q = elu(x) + 1 for x = q
+    k = elu(x) + 1 for x = k
     S = S + outer(k, v)
     o = scale * S^T @ q
 
@@ -80,29 +80,36 @@ _K_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
 
 
 @triton.jit
+def _elu(x):
+    # x above zero, e^x - 1 below. Near zero, a series replaces this difference, as in expm1.
+    low = tl.minimum(x, 0.0)
+    near = 1.0 + low / 4 * (1.0 + low / 5 * (1.0 + low / 6 * (1.0 + low / 7)))
+    near = low * (1.0 + low / 2 * (1.0 + low / 3 * near))
+    return tl.maximum(x, 0.0) + tl.where(low > -0.35, near, tl.exp(low) - 1.0)
+
+
+@triton.jit
 def _q_map(x):
     """Return the feature map of queries."""
-    return tl.exp(tl.minimum(x, 0)) + tl.maximum(x, 0)
+    return 1 + _elu(x)
 
 
 @triton.jit
 def _k_map(x):
     """Return the feature map of keys."""
-    return tl.exp(tl.minimum(x, 0)) + tl.maximum(x, 0)
+    return 1 + _elu(x)
 
 
 @triton.jit
 def _q_map_by_x(x):
     """Return the derivative of q_map with respect to x."""
-    value_q = tl.where(x == 0, 0.5, 0)
-    return tl.exp(tl.minimum(x, 0)) * tl.where(x < 0, 1, value_q) + tl.where(x > 0, 1, value_q)
+    return tl.exp(tl.minimum(x, 0))
 
 
 @triton.jit
 def _k_map_by_x(x):
     """Return the derivative of k_map with respect to x."""
-    value_q = tl.where(x == 0, 0.5, 0)
-    return tl.exp(tl.minimum(x, 0)) * tl.where(x < 0, 1, value_q) + tl.where(x > 0, 1, value_q)
+    return tl.exp(tl.minimum(x, 0))
 
 
 @triton.jit(do_not_specialize=["T", "NT"])
@@ -565,7 +572,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_00ee2bb8cf427a4d", "linear_attention_elu")
+_LIBRARY = _library("kgen_69e31d96fcd3ba12", "linear_attention_elu")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2707c6d52f2b2643
+# inputs: 13b8e01e6f8bc70b
 # body: 1ca68d7f8794b255
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e638717c94edc632
-# body: f26ead710033bb83
+# inputs: 90aece5f9e14c772
+# body: 9c2a080f4de8f244
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
 
-    S = exp(-exp(a_log[h]) * (max(dt[t, h] + dt_bias[h], 0) + log1p(exp(-abs(dt[t, h] + dt_bias[h]))))) * S
-    S = S + outer(k, (max(dt[t, h] + dt_bias[h], 0) + log1p(exp(-abs(dt[t, h] + dt_bias[h])))) * v)
+    S = exp(-exp(a_log[h]) * softplus(dt[t, h] + dt_bias[h])) * S
+    S = S + outer(k, (softplus(dt[t, h] + dt_bias[h])) * v)
     o = scale * S^T @ q + d[h] * v
 
 The kernels process chunks of BT = 64 tokens; only the states pass from chunk to chunk.
@@ -76,28 +76,24 @@ _K_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
 
 
 @triton.jit
-def _log1p(x):
-    # The quotient x / (u - 1) corrects the rounding of u = 1 + x.
-    u = 1.0 + x
-    return tl.where(u == 1.0, x, tl.log(u) * (x / (u - 1.0)))
+def _softplus(x):
+    # log(1 + e^x) without overflow. As in log1p, a quotient corrects the rounding of u = 1 + e.
+    e = tl.exp(-tl.abs(x))
+    u = 1.0 + e
+    return tl.maximum(x, 0.0) + tl.where(u == 1.0, e, tl.log(u) * (e / (u - 1.0)))
 
 
 @triton.jit
 def _decay(dt, a_log, dt_bias):
     """Return the decay of a token as a power of 2. Powers below LOWEST are 0 in float32."""
-    value_q = dt + dt_bias
-    decay = (
-        1.4426950408889634
-        * -((_log1p(tl.exp(-tl.maximum(value_q, -(value_q)))) + tl.maximum(value_q, 0)) * tl.exp(a_log))
-    )
+    decay = 1.4426950408889634 * -(tl.exp(a_log) * _softplus(dt + dt_bias))
     return tl.where(decay < LOWEST, LOWEST, decay)
 
 
 @triton.jit
 def _beta(dt, dt_bias):
     """Return the factor of the update of a token."""
-    value_q = dt + dt_bias
-    return _log1p(tl.exp(-tl.maximum(value_q, -(value_q)))) + tl.maximum(value_q, 0)
+    return _softplus(dt + dt_bias)
 
 
 @triton.jit
@@ -109,60 +105,31 @@ def _skip(d, v):
 @triton.jit
 def _decay_by_dt(dt, a_log, dt_bias):
     """Return the derivative of decay with respect to dt."""
-    value_q = dt + dt_bias
-    value_q_gt_0 = value_q > 0
-    value_q_exp = tl.exp(-tl.maximum(value_q, -(value_q)))
-    return -(
-        (
-            tl.where(value_q_gt_0, 1, tl.where(value_q == 0, 0.5, 0))
-            - value_q_exp * tl.where(value_q_gt_0, 1, tl.where(value_q < 0, -1, 0)) / (1 + value_q_exp)
-        )
-        * tl.exp(a_log)
-    )
+    return -(tl.exp(a_log) * tl.sigmoid(dt + dt_bias))
 
 
 @triton.jit
 def _decay_by_a_log(dt, a_log, dt_bias):
     """Return the derivative of decay with respect to a_log."""
-    value_q = dt + dt_bias
-    return -((_log1p(tl.exp(-tl.maximum(value_q, -(value_q)))) + tl.maximum(value_q, 0)) * tl.exp(a_log))
+    return -(tl.exp(a_log) * _softplus(dt + dt_bias))
 
 
 @triton.jit
 def _decay_by_dt_bias(dt, a_log, dt_bias):
     """Return the derivative of decay with respect to dt_bias."""
-    value_q = dt + dt_bias
-    value_q_gt_0 = value_q > 0
-    value_q_exp = tl.exp(-tl.maximum(value_q, -(value_q)))
-    return -(
-        (
-            tl.where(value_q_gt_0, 1, tl.where(value_q == 0, 0.5, 0))
-            - value_q_exp * tl.where(value_q_gt_0, 1, tl.where(value_q < 0, -1, 0)) / (1 + value_q_exp)
-        )
-        * tl.exp(a_log)
-    )
+    return -(tl.exp(a_log) * tl.sigmoid(dt + dt_bias))
 
 
 @triton.jit
 def _beta_by_dt(dt, dt_bias):
     """Return the derivative of beta with respect to dt."""
-    value_q = dt + dt_bias
-    value_q_gt_0 = value_q > 0
-    value_q_exp = tl.exp(-tl.maximum(value_q, -(value_q)))
-    return tl.where(
-        value_q_gt_0, 1, tl.where(value_q == 0, 0.5, 0),
-    ) - value_q_exp * tl.where(value_q_gt_0, 1, tl.where(value_q < 0, -1, 0)) / (1 + value_q_exp)
+    return tl.sigmoid(dt + dt_bias)
 
 
 @triton.jit
 def _beta_by_dt_bias(dt, dt_bias):
     """Return the derivative of beta with respect to dt_bias."""
-    value_q = dt + dt_bias
-    value_q_gt_0 = value_q > 0
-    value_q_exp = tl.exp(-tl.maximum(value_q, -(value_q)))
-    return tl.where(
-        value_q_gt_0, 1, tl.where(value_q == 0, 0.5, 0),
-    ) - value_q_exp * tl.where(value_q_gt_0, 1, tl.where(value_q < 0, -1, 0)) / (1 + value_q_exp)
+    return tl.sigmoid(dt + dt_bias)
 
 
 @triton.jit
@@ -669,7 +636,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_d7fdd4fd1a31d509", "mamba2")
+_LIBRARY = _library("kgen_fce0a909dd13f59c", "mamba2")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
