@@ -51,6 +51,7 @@ STAGES = (
 AS_THEY_ARE = (
     "kgen.kernels.attention.parallel",
     "kgen.kernels.attention.flash",
+    "kgen.kernels.linear_attention.fla",
     "kgen.build.runtime",
 )
 """Folders whose files are emitted unchanged, so they import each other relatively."""
@@ -60,6 +61,7 @@ OWN_STAGES = {
     "plan": "spec",
     "parallel": "spec",
     "flash": "spec",
+    "fla": "spec",
     "explaining": "spec",
     "lowered": "targets",
     "targets": "targets",

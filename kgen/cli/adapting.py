@@ -40,7 +40,8 @@ def adapt(
             "hub: for the Hugging Face kernel hub. "
             "torch: for PyTorch's flash attention. "
             "flash_attn: functions of FlashAttention. "
-            "torchtitan: for models of torchtitan. Repeatable.",
+            "torchtitan: for models of torchtitan. "
+            "fla: functions of flash-linear-attention and mamba-ssm. Repeatable.",
         ),
     ] = ...,  # type: ignore[assignment]
     name: Annotated[

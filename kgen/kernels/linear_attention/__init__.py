@@ -19,4 +19,5 @@ FAMILY = Family(
     ),
     varies={"dtype": dtype_of("q"), "head_dim": HEAD_DIM},
     names_give_way=True,
+    adapters={"fla": Lazy("kgen.kernels.linear_attention.adapt.fla:adapter")},
 )

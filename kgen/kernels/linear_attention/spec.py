@@ -25,6 +25,7 @@ from kgen.kernels.linear_attention.fields import (
     checked_head_dim,
     checked_heads,
 )
+from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     Expression,
     License,
@@ -45,8 +46,11 @@ PASSES = ("forward", "backward", "decode")
 
 if TYPE_CHECKING:
     from kgen.spec.targets import Targets
+
+    Adapters = tuple[str, ...]
 else:
     Targets = targets_model("linear_attention", __name__)
+    Adapters = adapters_field("linear_attention")
 
 
 # --- the spec ------------------------
@@ -137,6 +141,10 @@ class LinearAttentionSpec(SpecModel):
     """Tokens per chunk of the forward and backward kernels."""
     targets: Targets = Targets.model_validate({"triton": {}})
     """Languages of the emitted kernels, each with its options."""
+    adapters: Adapters = ()
+    """Programs that call the kernels. `kgen render` writes a package for each, as `kgen adapt`
+    does.
+    """
 
     @property
     def saves_states(self) -> bool:
