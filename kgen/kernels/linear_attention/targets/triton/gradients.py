@@ -319,11 +319,17 @@ class BackwardBuilder:
             self.chunk,
             traits,
             decay=elements("decay", at) if traits.decay_learned else None,
-            beta=elements("beta", ROWS) if traits.beta_learned else None,
+            beta=self._of_beta() if traits.beta_learned else None,
             summed=[f"grad_{n}" for n in names if self._summed(n, terms[n])],
             by_column=[line for n in names for line in self._of_columns(n, terms[n])],
             by_row=[line for n in names for line in self._of_rows(n, terms[n])],
         )
+
+    def _of_beta(self) -> Elements:
+        """Return the loads of the buffers that the derivatives of beta read."""
+        slopes = self.plan.formulas["beta"].slopes.values()
+        read = {one for s in slopes if not is_one(s) for one in self.functions.parameters_of(s)}
+        return Elements(ROWS.reads(self.plan, read), self.functions.call("beta", ROWS))
 
     def _summed(self, name: str, terms: Terms) -> bool:
         """Return True if the gradient of a buffer has terms for columns, but no columns."""
@@ -365,7 +371,8 @@ class BackwardBuilder:
 
     def skip_back(self) -> SkipBack:
         """Return the kernel of the gradients of the buffers of the skip term."""
-        names, read = learned(self.plan, "skip"), self.plan.formulas["skip"].read
+        names, slopes = learned(self.plan, "skip"), self.plan.formulas["skip"].slopes
+        read = {one for name in names for one in self.functions.parameters_of(slopes[name])}
         signature = chunk_signature(
             self.plan,
             "_skip_back_kernel",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
@@ -36,12 +36,18 @@ class RowChunk(Template):
 
     template: ClassVar[str] = "linear_attention/triton/_row_chunk.j2"
 
+    batch: bool = True
+    """True if the kernel reads `batch`, the row of its tensors."""
+
 
 @dataclass(frozen=True)
 class PackedChunk(Template):
     """Statements that find a chunk in packed sequences."""
 
     template: ClassVar[str] = "linear_attention/triton/_packed_chunk.j2"
+
+    batch: bool = True
+    """True if the kernel reads `batch`, the row of its tensors."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,18 @@ class RowSequence(Template):
 
     template: ClassVar[str] = "linear_attention/triton/_row_sequence.j2"
 
+    slot: bool = True
+    """True if the kernel reads `slot`, the first chunk."""
+
 
 @dataclass(frozen=True)
 class PackedSequence(Template):
     """Statements that find a packed sequence."""
 
     template: ClassVar[str] = "linear_attention/triton/_packed_sequence.j2"
+
+    slot: bool = True
+    """True if the kernel reads `slot`, the first chunk."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,8 @@ class Traits:
     """True if a buffer of the decay has a gradient."""
     by_head_learned: bool
     beta_learned: bool
+    rows: bool
+    """True if the forward kernels of chunks index rows of intermediate tensors."""
 
 
 def traits_of(plan: LinearAttentionPlan) -> Traits:
@@ -90,6 +104,7 @@ def traits_of(plan: LinearAttentionPlan) -> Traits:
         decay_learned=decay_learned,
         by_head_learned=decay_learned and not plan.by_column,
         beta_learned=changes.get("beta", False),
+        rows=decays or plan.delta or "beta" in plan.formulas,
     )
 
 
@@ -227,8 +242,8 @@ class Builder:
     def __init__(self, plan: LinearAttentionPlan, functions: Functions) -> None:
         self.plan, self.spec, self.functions = plan, plan.spec, functions
         self.traits = traits_of(plan)
-        self.chunk: Template = PackedChunk() if plan.spec.varlen else RowChunk()
-        self.sequence: Template = PackedSequence() if plan.spec.varlen else RowSequence()
+        self.chunk = PackedChunk() if plan.spec.varlen else RowChunk()
+        self.sequence = PackedSequence() if plan.spec.varlen else RowSequence()
         self.eps = None if plan.spec.norm_eps is None else repr(plan.spec.norm_eps)
         self.decays = [Operand("G")] if self.traits.decays else []
         self.betas = [Operand("betas")] if self.traits.betas else []
@@ -260,12 +275,16 @@ class Builder:
         read = {n for f in fields if f in self.plan.formulas for n in self.plan.formulas[f].read}
         return [buffer_operand(self.plan, name) for name in self.plan.buffers if name in read]
 
+    def by_token(self, *fields: str) -> bool:
+        """Return True if expressions read a buffer that differs by token."""
+        return any(self.spec.buffers[one.name].tokens for one in self.buffers(*fields))
+
     def gates(self) -> Gates:
         operands = [*self.buffers("decay", "beta"), *self.decays, *self.betas]
         tile = ("BLOCK_K",) if self.traits.by_column else ()
         return Gates(
             chunk_signature(self.plan, "_gates_kernel", operands, constants=("HV",), tile=tile),
-            self.chunk,
+            replace(self.chunk, batch=self.by_token("decay", "beta")),
             self.traits,
             decay=self.elements("decay", TILE if self.traits.by_column else ROWS),
             beta=self.elements("beta", ROWS),
@@ -354,7 +373,7 @@ class Builder:
         )
         return Decode(
             signature,
-            self.sequence,
+            replace(self.sequence, slot=False),
             self.traits,
             reads=STEP.reads(self.plan, first),
             decay=called("decay"),
