@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e10ce46dca308e36
-# body: 67ba83a947a78ef9
+# inputs: fa8ed5ee2f63ac0e
+# body: fd68bface77d7d8c
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -353,7 +353,6 @@ def _decode_kernel(
     seq, h = pid // blocks // HV, pid // blocks % HV
     h_qk = h // (HV // H)
     batch, begin, end = seq, tl.zeros([], tl.int64), T
-    slot = seq * NT
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -611,9 +610,6 @@ def _gates_back_kernel(
     dbeta = tl.load(dbetas_ptr + rows)
     for part in tl.static_range(1, BETA_PARTS):
         dbeta += tl.load(dbetas_ptr + part * tl.num_programs(0).to(tl.int64) * BT + rows)
-    beta_row = tl.load(
-        beta_ptr + batch * stride_beta_b + (first + i) * stride_beta_t + h * stride_beta_h, mask=live, other=0
-    ).to(tl.float32)
     grad_beta = tl.where(live, dbeta, 0.0)
     tl.store(
         grad_beta_ptr + ((batch * T + first + i) * HV + h), grad_beta.to(grad_beta_ptr.dtype.element_ty), mask=live,
@@ -690,7 +686,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_cd306218d470ea46", "delta_rule")
+_LIBRARY = _library("kgen_5ad4723a96bf255b", "delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

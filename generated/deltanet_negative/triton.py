@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8e8c47aaeb801883
-# body: 6601492b7644ac6d
+# inputs: d7ab90c34a3d8c8d
+# body: 927dcf3eb16f7464
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -395,7 +395,6 @@ def _decode_kernel(
     seq, h = pid // blocks // HV, pid // blocks % HV
     h_qk = h // (HV // H)
     batch, begin, end = seq, tl.zeros([], tl.int64), T
-    slot = seq * NT
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -734,7 +733,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_9fcd7eff6c8028f7", "deltanet_negative")
+_LIBRARY = _library("kgen_6b0133d615cb9710", "deltanet_negative")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fa78239b04eb8b81
-# body: 00596f4a90336e87
+# inputs: 9cf8ad135fc859e8
+# body: 130d5f3c5921d422
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -409,7 +409,6 @@ def _decode_kernel(
     seq, h = pid // blocks // HV, pid // blocks % HV
     h_qk = h // (HV // H)
     batch, begin, end = seq, tl.zeros([], tl.int64), T
-    slot = seq * NT
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -792,7 +791,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_a738e61e14730aef", "gated_delta_rule")
+_LIBRARY = _library("kgen_6adbed10f6cf8a67", "gated_delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

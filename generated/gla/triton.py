@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: be179a96a9df8037
-# body: bdb39526bd920d03
+# inputs: 600dac6153858609
+# body: 24656f71d861d4d0
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -159,7 +159,6 @@ def _pairs_kernel(
     G_rows = G_ptr + chunk * BT * K + offs_k[None, :]
     live = (i < end - first)[:, None]
     q = tl.load(q_rows + i[:, None] * stride_q_t, mask=live, other=0.0)
-    k = tl.load(k_rows + i[:, None] * stride_k_t, mask=live, other=0.0)
     G = tl.load(G_rows + i[:, None] * K)
     G_first = tl.load(G_rows + sub * 16 * K)
     before = tl.load(k_rows + j[:, None] * stride_k_t, mask=earlier & (j < end - first)[:, None], other=0.0)
@@ -279,7 +278,6 @@ def _decode_kernel(
     seq, h = pid // blocks // HV, pid // blocks % HV
     h_qk = h // (HV // H)
     batch, begin, end = seq, tl.zeros([], tl.int64), T
-    slot = seq * NT
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -633,7 +631,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_b438a9fb3aad43a7", "gla")
+_LIBRARY = _library("kgen_5f5306ad3aa18d82", "gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 11c01db1b9f02036
-# body: 26e2f959ec2cc22e
+# inputs: 1c4c070af7dc3c7a
+# body: 7d3f24228dbaa619
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -462,7 +462,6 @@ def _decode_kernel(
     seq, h = pid // blocks // HV, pid // blocks % HV
     h_qk = h // (HV // H)
     batch, begin, end = seq, tl.zeros([], tl.int64), T
-    slot = seq * NT
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -919,7 +918,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_858f86a78f76db32", "kda")
+_LIBRARY = _library("kgen_22c96d645b85a68c", "kda")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

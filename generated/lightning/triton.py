@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4d25cec8ab6cda73
-# body: 7bf44a555ee4c512
+# inputs: 7d5f44858b5b46db
+# body: 4f6447e9a975ba51
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -128,7 +128,6 @@ def _gates_kernel(
     """Compute G and the factors of updates. G is the decay since the start of the chunk, as a power of 2."""
     pid = tl.program_id(0)
     slot, h = pid // HV, pid % HV
-    batch = slot // NT
     first = (slot % NT).to(tl.int64) * BT
     end = T
     i = tl.arange(0, BT)
@@ -288,7 +287,6 @@ def _decode_kernel(
     seq, h = pid // blocks // HV, pid // blocks % HV
     h_qk = h // (HV // H)
     batch, begin, end = seq, tl.zeros([], tl.int64), T
-    slot = seq * NT
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -551,7 +549,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("lightning")
-_LIBRARY = _library("kgen_4b660ea4c5c1bb95", "lightning")
+_LIBRARY = _library("kgen_82756de6568e416c", "lightning")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9ef26c493ef222fa
-# body: 89025d4fb453c68a
+# inputs: b58bbc8f7f755fa7
+# body: 47b1d7860b93f72e
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -199,7 +199,6 @@ def _states_kernel(
         first = begin + n * BT
         live = i < end - first
         chunk = (slot + n).to(tl.int64) * HV + h
-        rows = chunk * BT + i
         low = state.to(states_ptr.dtype.element_ty)
         tl.store(states_ptr + chunk * K * V + of_state, low)
         k = tl.load(k_rows + first * stride_k_t, mask=live[None, :], other=0.0)
@@ -242,7 +241,6 @@ def _output_kernel(
     i = tl.arange(0, BT)
     live = i < end - first
     chunk = slot.to(tl.int64) * HV + h
-    rows = chunk * BT + i
     offs_k = tl.arange(0, BLOCK_K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     q_rows = q_ptr + batch * stride_q_b + first * stride_q_t + h_qk * stride_q_h + i[:, None] * stride_q_t
@@ -286,7 +284,6 @@ def _decode_kernel(
     batch = 0
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T).to(tl.int64)
     end = tl.maximum(tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T), begin)
-    slot = (begin // BT + seq).to(tl.int32)
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -572,7 +569,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_69e31d96fcd3ba12", "linear_attention_elu")
+_LIBRARY = _library("kgen_dff90af2cd2ac5a8", "linear_attention_elu")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 90aece5f9e14c772
-# body: 9c2a080f4de8f244
+# inputs: 97abeb545cf72c22
+# body: 3ef86ad36af1bf21
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -288,7 +288,6 @@ def _decode_kernel(
     seq, h = pid // blocks // HV, pid // blocks % HV
     h_qk = h // (HV // H)
     batch, begin, end = seq, tl.zeros([], tl.int64), T
-    slot = seq * NT
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -581,7 +580,6 @@ def _skip_back_kernel(
     do_rows = do_ptr + batch * stride_do_b + first * stride_do_t + h * stride_do_h + i[:, None] * stride_do_t
     v = tl.load(v_rows + offs_v[None, :] * stride_v_c, mask=live[:, None], other=0.0).to(tl.float32)
     do = tl.load(do_rows + offs_v[None, :] * stride_do_c, mask=live[:, None], other=0.0).to(tl.float32)
-    d_tile = tl.load(d_ptr + h * stride_d_h)
     skip_d = tl.sum(tl.where(live[:, None], do * _skip_by_d(v), 0.0), 1)
     tl.store(skip_d_ptr + (slot.to(tl.int64) * HV + h), tl.sum(skip_d, 0))
 
@@ -636,7 +634,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_fce0a909dd13f59c", "mamba2")
+_LIBRARY = _library("kgen_8982f66cb8901668", "mamba2")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 06f7579f0420a0c0
-# body: 800c332c32f15423
+# inputs: 059c94cb9e05280b
+# body: b91d5d4a7ff19298
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -92,7 +92,6 @@ def _gates_kernel(
     """Compute G and the factors of updates. G is the decay since the start of the chunk, as a power of 2."""
     pid = tl.program_id(0)
     slot, h = pid // HV, pid % HV
-    batch = slot // NT
     first = (slot % NT).to(tl.int64) * BT
     end = T
     i = tl.arange(0, BT)
@@ -209,7 +208,6 @@ def _decode_kernel(
     seq, h = pid // blocks // HV, pid // blocks % HV
     h_qk = h // (HV // H)
     batch, begin, end = seq, tl.zeros([], tl.int64), T
-    slot = seq * NT
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -455,7 +453,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("retnet")
-_LIBRARY = _library("kgen_9619a1c31807a6e0", "retnet")
+_LIBRARY = _library("kgen_075cc88ece53c323", "retnet")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b517b03a98704c6b
-# body: c178cc19f9887b1f
+# inputs: 94bc8ffa7628b9da
+# body: 545c5b7e47b04040
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -212,7 +212,6 @@ def _decode_kernel(
     seq, h = pid // blocks // HV, pid // blocks % HV
     h_qk = h // (HV // H)
     batch, begin, end = seq, tl.zeros([], tl.int64), T
-    slot = seq * NT
     offs_k = tl.arange(0, K)
     offs_v = pid % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
     of_state = state_ptr + seq * stride_state_b + h * stride_state_h
@@ -496,7 +495,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("simple_gla")
-_LIBRARY = _library("kgen_7620b7025b063d2d", "simple_gla")
+_LIBRARY = _library("kgen_cb09503e1251bf2c", "simple_gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
