@@ -51,6 +51,7 @@ STAGES = (
 AS_THEY_ARE = (
     "kgen.kernels.attention.parallel",
     "kgen.kernels.attention.flash",
+    "kgen.kernels.linear_attention.fla",
     "kgen.build.runtime",
 )
 """Folders whose files are emitted unchanged, so they import each other relatively."""
@@ -60,6 +61,7 @@ OWN_STAGES = {
     "plan": "spec",
     "parallel": "spec",
     "flash": "spec",
+    "fla": "spec",
     "explaining": "spec",
     "lowered": "targets",
     "targets": "targets",
@@ -483,7 +485,12 @@ def test_rendering_needs_no_runtime() -> None:
 
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [("attention", "causal"), ("norm", "rms_norm"), ("chunk_output", "retention_output")],
+    [
+        ("attention", "causal"),
+        ("norm", "rms_norm"),
+        ("chunk_output", "retention_output"),
+        ("linear_attention", "retnet"),
+    ],
 )
 def test_rendering_imports_one_family(name: str, spec: str) -> None:
     code = "from pathlib import Path; from kgen.render.project import render_all; "

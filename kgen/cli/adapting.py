@@ -40,7 +40,8 @@ def adapt(
             "hub: a package for the Hugging Face kernel hub. "
             "torch: PyTorch's scaled_dot_product_attention and varlen_attn call the kernels. "
             "flash_attn: a package with functions of flash-attn 2, such as flash_attn_func. "
-            "torchtitan: torchtitan models call the kernels. Repeatable.",
+            "torchtitan: torchtitan models call the kernels. "
+            "fla: a package with functions of flash-linear-attention and mamba-ssm. Repeatable.",
         ),
     ] = ...,  # type: ignore[assignment]
     name: Annotated[

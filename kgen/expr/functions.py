@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from kgen.expr import type_rules as types
+from kgen.expr.activations import ACTIVATIONS
 from kgen.expr.helpers import (
     ATAN,
     EXPM1,
@@ -69,11 +70,6 @@ TWO_BY_SQRT_PI = 2 / math.sqrt(math.pi)
 def _chosen(f: Any, before: str, a: Any, b: Any) -> Any:
     """Return the derivative of min or max in `a`. Equal operands share it, as in PyTorch."""
     return f("where", f(before, a, b), 1, f("where", f("eq", a, b), 0.5, 0))
-
-
-def _sigmoid(x: float) -> float:
-    """Logistic function without an intermediate overflow."""
-    return 0.5 * (1 + math.tanh(0.5 * x))
 
 
 _ROWS = [
@@ -228,53 +224,7 @@ _ROWS = [
         triton=TANH["triton"],
         gluon=TANH["gluon"],
     ).with_accuracies(fast=TANH_APPROX, precise=TANH_PRECISE),
-    function(
-        "sigmoid",
-        lambda t, x: t.sigmoid(x),
-        lambda f, x: (f("sigmoid", x) * (1 - f("sigmoid", x)),),
-        value=_sigmoid,
-        gluon=helped(
-            "_sigmoid_gluon({0})",
-            """
-            @gluon.jit
-            def _sigmoid_gluon(x):
-                return 1.0 / (1.0 + gl.exp(-x))
-            """,
-        ),
-        cuda=helped(
-            "_sigmoid({0})",
-            "DEVICE float _sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }",
-        ),
-        cute=Spelling("1.0 / (1.0 + cute.math.exp(-({0})))", MUL),
-    ),
-    function(
-        "silu",
-        lambda t, x: t.nn.functional.silu(x),
-        lambda f, x: (f("sigmoid", x) * (x * (1 - f("sigmoid", x)) + 1),),
-        value=lambda x: x * _sigmoid(x),
-        torch=Spelling("{0} * torch.sigmoid({0})", MUL, MUL),
-        triton=helped(
-            "_silu({0})",
-            """
-            @triton.jit
-            def _silu(x):
-                return x * tl.sigmoid(x)
-            """,
-        ),
-        gluon=helped(
-            "_silu_gluon({0})",
-            """
-            @gluon.jit
-            def _silu_gluon(x):
-                return x / (1.0 + gl.exp(-x))
-            """,
-        ),
-        cuda=helped(
-            "_silu({0})",
-            "DEVICE float _silu(float x) { return x / (1.0f + expf(-x)); }",
-        ),
-        cute=Spelling("({0}) / (1.0 + cute.math.exp(-({0})))", MUL),
-    ),
+    *ACTIVATIONS,
     function("sin", lambda t, x: t.sin(x), lambda f, x: (f("cos", x),)),
     function("cos", lambda t, x: t.cos(x), lambda f, x: (-f("sin", x),)),
     function(

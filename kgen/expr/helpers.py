@@ -132,6 +132,40 @@ EXPM1 = helped_in_modules(
         return {tl}.where({tl}.abs(x) < 0.35, near, {tl}.exp(x) - 1.0)
     """,
 )
+SOFTPLUS = helped_in_modules(
+    "_softplus{end}({0})",
+    """
+    {jit}
+    def _softplus{end}(x):
+        # log(1 + e^x) without overflow. As in log1p, a quotient corrects the rounding of u = 1 + e.
+        e = {tl}.exp(-{tl}.abs(x))
+        u = 1.0 + e
+        return {tl}.maximum(x, 0.0) + {tl}.where(u == 1.0, e, {tl}.log(u) * (e / (u - 1.0)))
+    """,
+)
+LOG_SIGMOID = helped_in_modules(
+    "_log_sigmoid{end}({0})",
+    """
+    {jit}
+    def _log_sigmoid{end}(x):
+        # -log(1 + e^-x) without overflow. As in log1p, a quotient corrects the rounding of u.
+        e = {tl}.exp(-{tl}.abs(x))
+        u = 1.0 + e
+        return {tl}.minimum(x, 0.0) - {tl}.where(u == 1.0, e, {tl}.log(u) * (e / (u - 1.0)))
+    """,
+)
+ELU = helped_in_modules(
+    "_elu{end}({0})",
+    """
+    {jit}
+    def _elu{end}(x):
+        # x above zero, e^x - 1 below. Near zero, a series replaces this difference, as in expm1.
+        low = {tl}.minimum(x, 0.0)
+        near = 1.0 + low / 4 * (1.0 + low / 5 * (1.0 + low / 6 * (1.0 + low / 7)))
+        near = low * (1.0 + low / 2 * (1.0 + low / 3 * near))
+        return {tl}.maximum(x, 0.0) + {tl}.where(low > -0.35, near, {tl}.exp(low) - 1.0)
+    """,
+)
 ATAN = helped_in_modules(
     "_atan{end}({0})",
     """

@@ -259,9 +259,15 @@ def _form(node: Node) -> tuple[str, int]:
         case ("clamp", (x, low, high)) if not (isinstance(low, Const) and isinstance(high, Const)):
             return _form(Call("min", (Call("max", (x, low), node.type), high), node.type))
         case (fn, args) if TABLE[fn].result is Type.FLOAT and TABLE[fn].callable and fn != "float":
-            module = "torch.nn.functional" if fn in ("silu", "gelu") else "torch"
-            return f"{module}.{fn}({', '.join(map(_tensor, args))})", ATOM
+            return f"{_torch_name(fn)}({', '.join(map(_tensor, args))})", ATOM
     return _spelled(node, SPELLED.get(node.fn, TABLE[node.fn].spelled["torch"]))
+
+
+def _torch_name(fn: str) -> str:
+    """Return the name of a function of the language in PyTorch."""
+    functional = {name: name for name in ("silu", "gelu", "softplus", "elu")}
+    functional["log_sigmoid"] = "logsigmoid"
+    return f"torch.nn.functional.{functional[fn]}" if fn in functional else f"torch.{fn}"
 
 
 def _spelled(node: Call, spelling: Spelling) -> tuple[str, int]:

@@ -398,6 +398,9 @@ _SMOOTH: Mapping[str, Callable[..., Any]] = {
     "cos": np.cos,
     "erf": _each(math.erf),
     "gelu": lambda x: 0.5 * x * (1 + _each(math.erf)(x * math.sqrt(0.5))),
+    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "log_sigmoid": lambda x: np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x))),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "log1p": np.log1p,
     "expm1": np.expm1,
 }

@@ -15,6 +15,7 @@ SPECS = {
     "attention": "head_dim: 64\ntargets: {triton: {}}\n",
     "norm": "norm: rms\nwidth: 64\ntargets: {triton: {}, cuda: {}}\n",
     "chunk_output": "head_dim: 64\ntargets: {triton: {}, cute: {}}\n",
+    "linear_attention": "head_dim: 64\n",
 }
 
 OF_LAUNCHER = " These functions launch the kernels of cuda.cu from C and C++ programs."

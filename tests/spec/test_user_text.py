@@ -53,11 +53,13 @@ FAMILIES = {
     "attention": "dtype: bf16\nhead_dim: 64\ntargets: {triton: {}, cuda: {passes: [delta]}}\n",
     "norm": "norm: rms\nwidth: any\ndtype: bf16\ntargets: {triton: {}, cuda: {}}\n",
     "chunk_output": "dtype: bf16\nhead_dim: 128\ntargets: {triton: {}, cute: {}}\n",
+    "linear_attention": "dtype: bf16\nhead_dim: 128\n",
 }
 EXPRESSIONS = {
     "attention": {"score_mod": "score * 2.0", "mask_mod": "q_idx >= kv_idx"},
     "norm": {"input_mod": "x * 2.0", "output_mod": "y * 3.0"},
     "chunk_output": {"decay": "g[i] * 0.5"},
+    "linear_attention": {"q_map": "x * 2.0", "k_map": "x + 1.0", "beta": "h * 0.5"},
 }
 
 

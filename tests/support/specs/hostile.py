@@ -20,11 +20,13 @@ MINIMAL = {
     "attention": {"name": "sample", "dtype": "bf16", "head_dim": "64"},
     "norm": {"name": "sample", "norm": "rms", "width": "any", "dtype": "bf16"},
     "chunk_output": {"name": "sample", "dtype": "bf16", "head_dim": "128"},
+    "linear_attention": {"name": "sample", "dtype": "bf16", "head_dim": "128"},
 }
 EXPRESSIONS = {
     "attention": {"score_mod": "score", "mask_mod": None},
     "norm": {"input_mod": "x", "output_mod": "y"},
     "chunk_output": {"decay": "g[i]"},
+    "linear_attention": {"q_map": "x"},
 }
 """The expressions of each family, with a real number that each may use."""
 
@@ -264,7 +266,7 @@ def _fields() -> dict[str, list[str | bytes]]:
         ),
         "sizes_of_heads": [
             t
-            for f in ("attention", "chunk_output")
+            for f in ("attention", "chunk_output", "linear_attention")
             for t in _field(
                 f, "head_dim", "0", "-1", "2.5", "1000000000", "{qk: 0, v: 64}", "true", "64.0"
             )
@@ -279,6 +281,10 @@ def _fields() -> dict[str, list[str | bytes]]:
                 "chunk_output", "heads", "{qk: 3, v: 4}", "{qk: 0, v: 0}", "{group: 70000}", "0"
             ),
             *_field("chunk_output", "chunk_size", "0", "65", "1e2", "64.5"),
+            *_field(
+                "linear_attention", "heads", "{qk: 3, v: 4}", "{qk: 0, v: 0}", "{group: 0}", "0"
+            ),
+            *_field("linear_attention", "chunk_size", "0", "65", "1e2", "64.5"),
         ],
         "lengths": _field(
             "attention",

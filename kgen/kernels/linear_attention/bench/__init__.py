@@ -1,0 +1,1 @@
+"""Benchmarks of linear attention: workloads, peers and plot."""

@@ -1,0 +1,3 @@
+"""Runtime of the adapter for the functions of flash-linear-attention and mamba-ssm, which is
+emitted unchanged.
+"""

@@ -1,0 +1,1 @@
+"""The plan of linear attention: expressions over values, and their derivatives."""

@@ -1,0 +1,10 @@
+"""Linear attention in Triton."""
+
+from kgen.family import Lazy, Target
+from kgen.targets.triton import RUNTIME
+
+TARGET = Target(
+    runtime=RUNTIME,
+    sources=Lazy(f"{__name__}.sources:sources"),
+    emits="One `triton.py`.",
+)

@@ -1,0 +1,262 @@
+"""The launcher of linear attention in Triton, from argument checks to gradients: a dataclass for
+each template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels
+from kgen.kernels.linear_attention.targets.triton.interface import Function, Interface
+from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
+from kgen.kernels.linear_attention.targets.triton.steps import Step, Steps
+from kgen.targets import opening
+from kgen.targets.launching import LaunchFunctions
+from kgen.targets.template import Template
+from kgen.targets.triton.text import TORCH_DTYPES
+
+
+@dataclass(frozen=True)
+class Decoding(Template):
+    """The operator that steps a state in place."""
+
+    template: ClassVar[str] = "linear_attention/triton/_decode_op.j2"
+
+    name: str
+    bf16: bool
+    parameters: list[str]
+    operands: list[str]
+    varlen: bool
+    layouts: str
+    step: Step
+    function: Function
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_layouts", "_tile")
+
+
+@dataclass(frozen=True)
+class Backward(Template):
+    """The operator of the backward pass."""
+
+    template: ClassVar[str] = "linear_attention/triton/_backward.j2"
+
+    name: str
+    bf16: bool
+    varlen: bool
+    parameters: list[str]
+    operands: list[str]
+    results: str
+    layouts: str
+    state_shape: str
+    state_dtype: str
+    in_float32: list[str]
+    """Statements that cast the operands for a call in float32."""
+    recomputed: list[str]
+    """The tensors of forward that backward computes again."""
+    of_chunks: list[str]
+    """The operands of this computation."""
+    mapped: list[str]
+    steps: list[Step]
+    sums: list[str]
+    """Statements that add parts of gradients."""
+    gradients: list[str]
+    """The buffers with gradients."""
+    likes: list[str]
+    """The inputs with gradients, apart from the initial state."""
+    inputs: list[str]
+    """The operands of forward."""
+    saved: list[str]
+    kept: list[str]
+    """The tensors that autograd keeps."""
+    returned: list[str]
+    """The gradient of each operand of forward, or None."""
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_layouts", "_once", "_operator", "_register_autograd", "_tile")
+
+
+@dataclass(frozen=True)
+class Launcher(Template):
+    """Tile lookup, operators, and the spec's functions."""
+
+    template: ClassVar[str] = "linear_attention/triton/_launcher.j2"
+
+    name: str
+    launching: LaunchFunctions | None
+    """The functions of all launchers, if the file contains their text."""
+    BT: int
+    bf16: bool
+    varlen: bool
+    parameters: list[str]
+    """The operands of the operator with their types."""
+    operands: list[str]
+    results: str
+    """The type of the operator."""
+    layouts: str
+    """The tensors whose layout decides which machine code a launch needs."""
+    chunks: list[Step]
+    held: list[str]
+    saved: list[str]
+    """The results of forward that backward reads."""
+    mapped: list[str]
+    """Statements that replace q and k by the results of their feature maps."""
+    in_bf16: list[str]
+    """The results of a call in float32, cast to the dtypes of the operator."""
+    output: Step
+    state_shape: str
+    state_dtype: str
+    fakes: list[str]
+    """Calls that allocate the results."""
+    backward: Backward | None
+    function: Function
+    decoding: Decoding | None
+
+    def launch_functions(self) -> Iterable[str]:
+        names = ("_arch_for", "_cdiv", "_launch", "_layouts", "_library", "_operator", "_tile")
+        return names
+
+
+def launcher(
+    interface: Interface,
+    kernels: Kernels,
+    backward: BackwardKernels | None,
+    launching: LaunchFunctions | None,
+) -> Launcher:
+    """Return the launcher of a plan."""
+    plan, spec, steps = interface.plan, interface.spec, Steps(interface.plan)
+    held, operands = steps.held(kernels), _operands(interface)
+    saved = held if plan.backward and spec.saves_states else []
+    typed = [f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands]
+    return Launcher(
+        name=spec.name,
+        launching=launching,
+        BT=spec.chunk_size,
+        bf16=spec.dtype == "bf16",
+        varlen=spec.varlen,
+        parameters=typed,
+        operands=operands,
+        results=f"tuple[{', '.join(['Tensor'] * (2 + len(saved)))}]",
+        layouts=", ".join([*interface.tensors, "initial_state", *interface.packing]),
+        chunks=list(steps.chunks(kernels)),
+        held=held,
+        saved=saved,
+        mapped=[f"{n[0]} = {n}" for n in ("q_mapped", "k_mapped") if n in held],
+        in_bf16=["o.bfloat16()", "final_state", *(_in_bf16(name) for name in saved)],
+        output=steps.output(kernels),
+        state_shape=f"(N, HV, {interface.K}, {interface.V})",
+        state_dtype=TORCH_DTYPES[spec.state_dtype],
+        fakes=["v.new_empty(v.shape)", "final_state", *(_fake(steps, n) for n in saved)],
+        backward=_backward(interface, kernels, backward, steps) if backward else None,
+        function=_function(interface),
+        decoding=_decoding(interface, kernels, steps) if kernels.decode else None,
+    )
+
+
+_TYPES = {
+    "dfinal_state": "Optional[Tensor]",
+    "initial_state": "Optional[Tensor]",
+    "scale": "float",
+    "final": "bool",
+}
+
+
+def _low(name: str) -> bool:
+    """Return True if a tensor of forward has the dtype of q."""
+    return name not in ("seqs", "G", "betas")
+
+
+def _in_bf16(name: str) -> str:
+    return f"{name}.bfloat16()" if _low(name) else name
+
+
+def _fake(steps: Steps, name: str) -> str:
+    return "q.new_empty(slots, dtype=torch.int32)" if name == "seqs" else steps.made()[name]
+
+
+def _operands(interface: Interface) -> list[str]:
+    return [*interface.tensors, *interface.packing, "initial_state", "scale", "final"]
+
+
+def _backward(
+    interface: Interface, kernels: Kernels, backward: BackwardKernels, steps: Steps
+) -> Backward:
+    plan, spec, tensors = interface.plan, interface.spec, interface.tensors
+    held = steps.held(kernels)
+    saved = held if spec.saves_states else []
+    kept = [*tensors, *interface.packing, "initial_state", *saved]
+    operands = ["do", "dfinal_state", *kept, "scale"]
+    gradients = list(plan.learned)
+    likes = ["q", "k", "v", *gradients]
+    returned = dict.fromkeys(_operands(interface), "None") | {n: f"grad_{n}" for n in gradients}
+    returned |= {name: f"d{name}" for name in ("q", "k", "v")}
+    returned["initial_state"] = "None if initial_state is None else dinitial_state"
+    return Backward(
+        name=spec.name,
+        bf16=spec.dtype == "bf16",
+        varlen=spec.varlen,
+        parameters=[f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands],
+        operands=operands,
+        results=f"tuple[{', '.join(['Tensor'] * (len(likes) + 1))}]",
+        layouts=", ".join(["do", "dfinal_state", *tensors, "initial_state", *interface.packing]),
+        state_shape=f"(N, HV, {interface.K}, {interface.V})",
+        state_dtype=TORCH_DTYPES[spec.state_dtype],
+        in_float32=[f"{n} = {n}.float()" for n in ("do", "q", "k", "v", *filter(_low, saved))],
+        recomputed=[] if saved else held,
+        of_chunks=[*tensors, *interface.packing, "initial_state", "scale"],
+        mapped=[f"{n}_raw, {n} = {n}, {n}_mapped" for n in "qk" if f"{n}_mapped" in held],
+        steps=list(steps.backward(backward)),
+        sums=steps.sums(),
+        gradients=gradients,
+        likes=likes,
+        inputs=_operands(interface),
+        saved=saved,
+        kept=kept,
+        returned=list(returned.values()),
+    )
+
+
+def _function(interface: Interface) -> Function:
+    spec = interface.spec
+    operands = ", ".join(_operands(interface)[:-1])
+    return Function(
+        name=spec.name,
+        signature=str(interface.signature()),
+        summary=opening(spec),
+        docstring=interface.docstring(),
+        arguments=interface.arguments(spec.name, "initial_state"),
+        made=[
+            "initial_state = None if initial_state is None else initial_state.contiguous()",
+            f"o, final_state = _forward_op({operands}, bool(output_final_state))[:2]",
+            "return (o, final_state) if output_final_state else o",
+        ],
+    )
+
+
+def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
+    spec = interface.spec
+    assert kernels.decode is not None
+    name = f"{spec.name}_decode"
+    operands = [*interface.tensors, "state", *interface.packing, "scale"]
+    programs = f'N * HV * ({interface.V} // tile["BLOCK_V"])'
+    call = "new_zeros" if spec.varlen else "new_empty"
+    made = {"o": f"v.{call}(v.shape)"}
+    return Decoding(
+        name=name,
+        bf16=spec.dtype == "bf16",
+        parameters=[f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands],
+        operands=operands,
+        varlen=spec.varlen,
+        layouts=", ".join([*interface.tensors, "state", *interface.packing]),
+        step=steps.step("decode", kernels.decode.signature, programs, made),
+        function=Function(
+            name=name,
+            signature=str(interface.signature(decode=True)),
+            summary="Step the state of each sequence in place, one token after the other.",
+            docstring=interface.docstring(decode=True),
+            arguments=interface.arguments(name, "state"),
+            made=[f"return _decode_op({', '.join(operands)})"],
+        ),
+    )

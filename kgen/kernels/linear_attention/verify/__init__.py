@@ -1,0 +1,1 @@
+"""Linear attention: reference, difficult inputs and checks."""

@@ -1,0 +1,247 @@
+"""Verification of linear_attention: difficult cases on an emitted file, checks, and calls to
+compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.kernels.linear_attention.verify.checks import CHECKS as CHECKS
+from kgen.kernels.linear_attention.verify.eager import eager, eager_steps
+from kgen.kernels.linear_attention.verify.inputs import (
+    OUTPUTS,
+    Case,
+    Inputs,
+    call,
+    cases,
+    decode_cases,
+    differentiable,
+    draw,
+    sized,
+)
+from kgen.kernels.linear_attention.verify.problem import Problem
+from kgen.kernels.linear_attention.verify.reference import STATE, Result, linear_attention
+from kgen.verify import compare
+from kgen.verify.families import NO_SIZES, Example, Subject
+from kgen.verify.tensors import DTYPES
+
+
+def groups(problem: Problem) -> tuple[str, ...]:
+    """Return the passes of the spec."""
+    return problem.passes
+
+
+def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
+    """Return the names of the cases of a pass."""
+    return tuple(case.name for case in _cases(problem, group, quick))
+
+
+def _cases(problem: Problem, group: str, quick: bool) -> tuple[Case, ...]:
+    return (decode_cases if group == "decode" else cases)(problem, quick)
+
+
+def example(subject: Subject, name: str) -> Example:
+    """Return a call with gradients, if the spec has them."""
+    problem = subject.problem
+    length = 5 if name in ("derivatives", "autocast") else problem.chunk_size + 5
+    inputs = sized(problem, name, length, subject.device)
+    wanted = differentiable(problem, inputs) if subject.backward else {}
+    args = [inputs.tensors[n] for n in ("q", "k", "v")]
+    rest = {n: x for n, x in inputs.tensors.items() if n not in ("q", "k", "v")}
+    cotangents = tuple(inputs.cotangents.get(name) for name in OUTPUTS)
+    return Example(tuple(args), {**rest, **inputs.keywords}, wanted, cotangents)
+
+
+def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
+    """Return the verdict on each output of a call: `o` and `final_state`, the gradients for
+    `backward`, or `o` and `state` for `decode`.
+    """
+    problem, device = subject.problem, subject.device
+    (case,) = (case for case in _cases(problem, group, quick=False) if case.name == name)
+    inputs = draw(problem, case, device)
+    if group == "decode":
+        return _run_steps(subject, inputs)
+    wanted = differentiable(problem, inputs) if group == "backward" else {}
+    options = inputs.call(problem, tuple(wanted))
+    truth, yardstick = (of(problem, inputs.tensors, options) for of in (linear_attention, eager))
+    terms = {} if wanted else _terms(problem, inputs, truth)
+    watched = {**inputs.tensors, **{f"d{n}": x for n, x in inputs.cotangents.items()}}
+    got, broken = compare.careful(lambda: _outputs(subject, inputs, wanted), watched, device)
+    return [*_compare(problem, got, truth, yardstick, terms, case.keys), *broken]
+
+
+def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    outputs = call(subject.function, inputs)
+    if not wanted:
+        return outputs
+    pairs = [(outputs[name], change) for name, change in inputs.cotangents.items()]
+    of, changes = zip(*pairs, strict=True)
+    grads = torch.autograd.grad(of, list(wanted.values()), changes, materialize_grads=True)
+    return {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+
+
+def _compare(
+    problem: Problem,
+    got: Mapping[str, Tensor],
+    truth: Result,
+    yardstick: Result,
+    terms: Mapping[str, Result],
+    keys: str = "random",
+) -> list[compare.Check]:
+    dtypes = {b.name: b.dtype for b in problem.buffers} | {STATE: problem.state_dtype}
+    found = []
+    for name, value in got.items():
+        if name in OUTPUTS:
+            dtype = problem.dtype if name == "o" else problem.state_dtype
+            want, eager_value = getattr(truth, name), getattr(yardstick, name)
+        else:
+            dtype = dtypes.get(name[1:], problem.dtype)
+            want = truth.grads[name[1:]]
+            eager_value = _without_luck(problem, name[1:], truth, yardstick, alike=keys != "random")
+        parts = {n: getattr(term, name) for n, term in terms.items() if name in OUTPUTS}
+        found.append(_checked(problem, name, dtype, (value, want, eager_value), truth, parts))
+    return found
+
+
+def _terms(problem: Problem, inputs: Inputs, truth: Result) -> dict[str, Result]:
+    """Return terms whose sum are the outputs: of the initial state, of the values, and `skip`.
+
+    Outputs are linear in the initial state and the values.
+    """
+    plain, options = replace(problem, skip=None), inputs.call(problem)
+    without = {**inputs.tensors, "v": torch.zeros_like(inputs.tensors["v"])}
+    before = linear_attention(plain, without, options)
+    both = linear_attention(plain, inputs.tensors, options)
+    tokens = Result(both.o - before.o, both.final_state - before.final_state)
+    skip = Result(truth.o - both.o, truth.final_state - both.final_state)
+    named = {"the initial state": before, "the tokens": tokens, "the skip": skip}
+    return {f"the term of {name}": term for name, term in named.items()}
+
+
+def _without_luck(
+    problem: Problem, name: str, truth: Result, yardstick: Result, *, alike: bool
+) -> Tensor:
+    """Return the eager gradient, with at least the error that the sum of its parts may have.
+
+    A buffer without tokens has few elements, each a sum over all tokens, whose errors may cancel by
+    chance. If errors are independent, their sum has the size of the root of the sum of squares.
+    Twice this size or the sum counts, as a share of the terms that is the same for all elements.
+    Tokens with equal keys are rounded `alike`: the sum of absolute errors counts.
+    """
+    want, eager_value = truth.grads[name], yardstick.grads[name]
+    if name not in truth.parts:
+        return eager_value
+    (shape,) = (buffer.shape for buffer in problem.buffers if buffer.name == name)
+    errors = yardstick.parts[name].double() - truth.parts[name]
+    if len(shape) == 1:
+        errors = errors.movedim(1, -1).flatten(0, 1)
+    if alike:
+        least = errors.abs().sum(0).expand_as(want)
+    else:
+        terms = truth.natural[name].clamp_min(1e-300)
+        found = torch.maximum(errors.sum(0).abs(), errors.norm(dim=0)).expand_as(want)
+        least = 2 * terms * (found / terms).square().mean().sqrt()
+    return want + torch.maximum((eager_value.double() - want).abs(), least)
+
+
+def _checked(
+    problem: Problem,
+    name: str,
+    dtype: str,
+    values: tuple[Tensor, Tensor, Tensor],
+    truth: Result,
+    parts: Mapping[str, Tensor],
+) -> compare.Check:
+    """Compare a result, its truth and its eager value."""
+    value, want, eager_value = values
+    size = truth.natural.get(name[1:])
+    shapes = {b.name: b.shape for b in problem.buffers}
+    if shapes.get(name[1:], ("K",))[-1] == "HV":
+        # Each entry is a row.
+        value, want, eager_value = value[..., None], want[..., None], eager_value[..., None]
+    elif size is not None:
+        size = size.norm(dim=-1)
+    # The terms of a gate's gradient are rounded before they cancel: eager errors are one to two
+    # roundings of their size.
+    rounding = 0.0 if size is None else float(size.norm())
+    traits = compare.Traits(natural=size, rounding=rounding, dtype=DTYPES[dtype], parts=parts)
+    return compare.check(name, value, want, eager_value, compare.tolerance(problem.dtype), traits)
+
+
+# --- steps ------------------------
+
+
+def _run_steps(subject: Subject, inputs: Inputs) -> list[compare.Check]:
+    """Return the verdict on `o` and on the state, which the call updates in place."""
+    problem, tensors = subject.problem, inputs.tensors
+    options = inputs.call(problem)
+    truth, yardstick = (of(problem, tensors, options) for of in (linear_attention, eager_steps))
+    state = tensors.pop(STATE)
+    keywords = {n: x for n, x in inputs.keywords.items() if n != "output_final_state"}
+    function = getattr(subject.module, f"{problem.name}_decode")
+
+    def run() -> dict[str, Tensor]:
+        whole = state.as_strided((state.untyped_storage().size() // state.element_size(),), (1,), 0)
+        copied = whole.clone()
+        own = copied.as_strided(state.shape, state.stride(), state.storage_offset())
+        o = function(**tensors, state=own, **keywords)
+        found = own.clone()
+        own.copy_(state)
+        assert compare.same_bits(copied, whole), "the function wrote next to the state"
+        return {"o": o, "final_state": found}
+
+    got, broken = compare.careful(run, tensors, subject.device)
+    return [*_compare(problem, got, truth, yardstick, {}), *broken]
+
+
+# --- calls to compile ------------------------
+
+
+def compile_calls(
+    problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
+) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    """Yield calls without and with gradients, aligned to 16 and not aligned.
+
+    With `sizes`, for a package, offsets of packed sequences have each of their dtypes.
+    """
+    length = 4 * problem.chunk_size
+    heads = problem.heads or 2
+    for case in (
+        Case("aligned", (length,), heads=heads),
+        Case("strided", (length - 1,), heads=heads, layout="guarded", do="strided"),
+    ):
+        yield case.name, partial(_compile, problem, case, bool(sizes))
+    if "decode" in problem.passes:
+        yield "decode", partial(_compile_steps, problem)
+
+
+def _compile_steps(problem: Problem, function: Any) -> None:
+    inputs = draw(problem, decode_cases(problem, quick=True)[0], "cpu")
+    tensors = {"state" if n == STATE else n: x for n, x in inputs.tensors.items()}
+    keywords = {n: x for n, x in inputs.keywords.items() if n != "output_final_state"}
+    function.__globals__[f"{problem.name}_decode"](**tensors, **keywords)
+
+
+def _compile(problem: Problem, case: Case, in_all_dtypes: bool, function: Any) -> None:
+    inputs = draw(problem, case, "cpu")
+    starts = inputs.keywords.get("cu_seqlens")
+    wide = [torch.int32, torch.int64] if in_all_dtypes and starts is not None else [None]
+    for dtype in wide:
+        if dtype is not None and starts is not None:
+            inputs.keywords["cu_seqlens"] = starts.to(dtype)
+        call(function, inputs)
+        if "backward" in problem.passes:
+            wanted = differentiable(problem, inputs)
+            outputs = call(function, inputs)
+            torch.autograd.grad(
+                list(outputs.values()),
+                list(wanted.values()),
+                [inputs.cotangents[name] for name in outputs],
+                allow_unused=True,
+            )

@@ -1,0 +1,174 @@
+"""Checks of linear_attention: misuse of the launcher, and NaN in data that a call must not read.
+
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with
+a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.kernels.linear_attention.verify.inputs import (
+    OUTPUTS,
+    Case,
+    Inputs,
+    call,
+    differentiable,
+    draw,
+    sized,
+)
+from kgen.kernels.linear_attention.verify.reference import STATE
+from kgen.verify.compare import careful, same_bits, wrong_offsets
+from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
+
+
+def _results(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
+    """Return the outputs, and the gradients as `dq` for the input `q`."""
+    inputs = replace(inputs, tensors={n: x.detach() for n, x in inputs.tensors.items()})
+    wanted = differentiable(subject.problem, inputs) if subject.backward else {}
+    outputs = call(subject.function, inputs)
+    found = {name: x.detach() for name, x in outputs.items()}
+    if wanted:
+        changes = [inputs.cotangents[name] for name in outputs]
+        grads = torch.autograd.grad(
+            list(outputs.values()), list(wanted.values()), changes, materialize_grads=True
+        )
+        found |= {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+    return found
+
+
+def keeps_sequences_apart(subject: Subject) -> None:
+    """Check that NaN in one sequence does not change a bit of the others or their gradients.
+
+    The sequence before it ends in the middle of a chunk, so a load without a mask would read NaN.
+    """
+    problem = subject.problem
+    C, heads = problem.chunk_size, problem.heads or 1
+    case = Case("apart", (C - 3, 5, C + 2), heads=heads)
+    if not problem.varlen:
+        case = replace(case, lengths=(C - 3,), batch=3)
+    clean = draw(problem, case, subject.device)
+    tokens = {"q", "k", "v", "o", *(b.name for b in problem.buffers if b.tokens)}
+    ill = (slice(None), slice(C - 3, C + 2)) if problem.varlen else (slice(1, 2),)
+
+    def poisoned(name: str, x: Tensor) -> Tensor:
+        x = x.clone()
+        if name in (STATE, "final_state"):
+            x[1] = torch.nan
+        elif name in tokens:
+            x[ill] = torch.nan
+        return x
+
+    other = replace(
+        clean,
+        tensors={n: poisoned(n, x) for n, x in clean.tensors.items()},
+        cotangents={n: poisoned(n, x) for n, x in clean.cotangents.items()},
+    )
+    want, got = _results(subject, clean), _results(subject, other)
+    for name in want:
+        source = name if name in OUTPUTS else name[1:]
+        if source not in (*tokens, STATE, "final_state"):
+            continue  # a sum over all sequences
+        at = ill if source in tokens else (slice(1, 2),)
+        one, other_one = (x[name].detach().cpu().clone() for x in (want, got))
+        one[at], other_one[at] = 0, 0
+        assert same_bits(one, other_one), f"{name} depends on another sequence"
+
+
+def continues_from_states(subject: Subject) -> None:
+    """Check that two calls, the second from the final state of the first, agree with one call."""
+    problem = subject.problem
+    if problem.varlen:
+        return
+    inputs = draw(
+        problem,
+        Case("halves", (2 * problem.chunk_size,), heads=problem.heads or 1),
+        subject.device,
+    )
+    tokens = {"q", "k", "v", *(b.name for b in problem.buffers if b.tokens)}
+
+    def half(rows: slice, **more: Tensor) -> dict[str, Tensor]:
+        cut = {n: x[:, rows] if n in tokens else x for n, x in inputs.tensors.items()}
+        with torch.no_grad():
+            return call(subject.function, replace(inputs, tensors={**cut, **more}))
+
+    whole, middle = half(slice(None)), problem.chunk_size
+    first = half(slice(0, middle))
+    second = half(slice(middle, None), **{STATE: first["final_state"]})
+    o = torch.cat([first["o"], second["o"]], 1)
+    # In the dtype of the states, the state between the calls is rounded.
+    bound = 3e-2 if problem.state_dtype == "bf16" else 1e-2
+    for name, one, other in (
+        ("o", whole["o"], o),
+        ("final_state", whole["final_state"], second["final_state"]),
+    ):
+        error = float((one.double() - other.double()).norm() / one.double().norm().clamp_min(1e-9))
+        assert error <= bound, f"{name} of two calls differs by {error:.1e} from one call"
+
+
+def keeps_to_its_tensors(subject: Subject) -> None:
+    """Check that kernels with wrong offsets write only to their tensors, and end."""
+    if not subject.problem.varlen:
+        return
+    inputs = sized(subject.problem, "offsets", subject.problem.chunk_size + 5, subject.device)
+    wrong = wrong_offsets(inputs.keywords["cu_seqlens"])
+    tried = [*wrong] if subject.device == "cuda" else ["past the tokens", "far"]
+    for what in tried:
+        change = {"cu_seqlens": wrong[what]}
+        given = replace(inputs, keywords={**inputs.keywords, **change})
+        _, broken = careful(partial(_results, subject, given), inputs.tensors | change, "cpu")
+        if subject.device == "cuda":
+            torch.cuda.synchronize()
+        assert not broken, f"cu_seqlens {what}: {broken[0].message}"
+
+
+def refuses_misuse(subject: Subject) -> None:
+    """Check that wrong shapes, dtypes and devices raise `ValueError` or `TypeError`."""
+    inputs = sized(subject.problem, "misuse", 7, subject.device)
+    right = {**inputs.tensors, **inputs.keywords}
+    wrong = _misuses(subject, inputs)
+    must_refuse(
+        {what: partial(subject.function, **{**right, **change}) for what, change in wrong.items()}
+    )
+
+
+def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
+    problem, t = subject.problem, inputs.tensors
+    found: dict[str, dict[str, Any]] = {
+        "q with three dimensions": {"q": t["q"][0]},
+        "q with another head size": {"q": t["q"][..., :-1]},
+        "k with fewer tokens": {"k": t["k"][:, :-1]},
+        "k with more heads": {"k": torch.cat([t["k"], t["k"]], 2)},
+        "v with another head size": {"v": t["v"][..., :-1]},
+        "v with fewer tokens": {"v": t["v"][:, :-1]},
+        "k in float64": {"k": t["k"].double()},
+        "a state too many": {STATE: torch.cat([t[STATE], t[STATE][:1]])},
+        "a state with other columns": {STATE: t[STATE][..., :-1]},
+        "a state in float64": {STATE: t[STATE].double()},
+        "an argument that does not exist": {"no_such_argument": 1},
+    }
+    found |= {f"scale is {what}": {"scale": x} for what, x in NOT_NUMBERS.items()}
+    for buffer in problem.buffers:
+        x = t[buffer.name]
+        found[f"{buffer.name} of another shape"] = {buffer.name: x[..., :-1]}
+        found[f"{buffer.name} in float64"] = {buffer.name: x.double()}
+        found[f"{buffer.name} with another dimension"] = {buffer.name: x[None]}
+    if problem.varlen:
+        tokens = {"q", "k", "v", *(b.name for b in problem.buffers if b.tokens)}
+        found["two rows of packed sequences"] = {n: torch.cat([t[n], t[n]]) for n in tokens}
+        found["cu_seqlens of reals"] = {"cu_seqlens": inputs.keywords["cu_seqlens"].float()}
+    return found | elsewhere({n: x for n, x in t.items() if n != "q"}, subject.device)
+
+
+CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
+    "misuse": (refuses_misuse, False),
+    "wrong-offsets": (keeps_to_its_tensors, False),
+    "sequences-apart": (keeps_sequences_apart, False),
+    "in-two-calls": (continues_from_states, False),
+}

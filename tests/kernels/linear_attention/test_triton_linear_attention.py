@@ -1,0 +1,86 @@
+"""The Triton kernels of linear attention: their operands, launches and tiles."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from kgen.kernels.linear_attention.plan.kernels import kernels as listed_kernels
+from kgen.kernels.linear_attention.plan.kernels import saved
+from kgen.kernels.linear_attention.plan.planning import plan_linear_attention
+from kgen.kernels.linear_attention.plan.tiles import tile_tables
+from kgen.kernels.linear_attention.targets.triton.functions import Functions
+from kgen.kernels.linear_attention.targets.triton.gradients import BackwardBuilder
+from kgen.kernels.linear_attention.targets.triton.kernels import Builder
+from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
+from kgen.kernels.linear_attention.targets.triton.sources import signatures
+from kgen.kernels.linear_attention.targets.triton.steps import Steps
+from kgen.spec.load import load, loads
+
+SPECS = Path(__file__).resolve().parents[3] / "specs"
+STOCK = sorted(
+    path
+    for path in SPECS.glob("*.yaml")
+    if "kernel: linear_attention\n" in path.read_text(encoding="utf-8")
+)
+APART = {"seqs", "cu_seqlens", "initial_state", "final_state", "dfinal_state", "dinitial_state"}
+"""Operands that `kgen explain` does not list: offsets, and states at the ends of sequences."""
+
+
+def signatures_of(text: str) -> dict[str, KernelSignature]:
+    plan = plan_linear_attention(loads(text, "spec.yaml"))
+    functions = Functions(plan, set())
+    builder = Builder(plan, functions)
+    backward = BackwardBuilder(builder, functions).kernels() if plan.backward else None
+    return signatures(builder.kernels(), backward)
+
+
+@pytest.mark.parametrize("path", STOCK, ids=lambda path: path.stem)
+def test_explain_lists_the_operands_of_the_kernels(path: Path) -> None:
+    plan = plan_linear_attention(load(path))
+    launched = signatures_of(path.read_text(encoding="utf-8"))
+    launched.pop("decode")
+    maps = {n for n in "qk" if f"{n}_map" in launched}
+    found = {}
+    for name, signature in launched.items():
+        operands = {operand.name for operand in signature.operands} - APART
+        # After the feature maps, launchers pass their results under the names of q and k.
+        if not name.endswith(("_map", "_map_back")):
+            operands = {f"{n}_mapped" if n in maps else n for n in operands}
+        found[name] = {n.removesuffix("_raw").replace("skip_", "grad_") for n in operands}
+    assert {k.name: {*k.reads, *k.writes} for k in listed_kernels(plan)} == found
+
+
+@pytest.mark.parametrize("path", STOCK, ids=lambda path: path.stem)
+def test_explain_lists_the_tensors_that_forward_saves(path: Path) -> None:
+    plan = plan_linear_attention(load(path))
+    kernels = Builder(plan, Functions(plan, set())).kernels()
+    assert set(Steps(plan).held(kernels)) - APART == {*saved(plan)}
+
+
+SPEC = """
+kernel: linear_attention
+name: sized
+dtype: bf16
+head_dim: {{qk: {qk}, v: {v}}}
+chunk_size: {chunk}
+buffers: {{g: {{shape: {shape}, dtype: fp32, grad: true}}}}
+decay: g[{index}]
+rule: delta
+passes: [forward, backward, decode]
+"""
+
+
+@pytest.mark.parametrize("shape", [("[T, HV]", "t, h"), ("[T, HV, K]", "t, h, c")])
+def test_tiles_have_the_fields_of_their_kernels_and_divide_head_dims(
+    shape: tuple[str, str],
+) -> None:
+    for qk, v, chunk in product((64, 128, 256), (64, 128, 256), (16, 32, 64, 128)):
+        text = SPEC.format(qk=qk, v=v, chunk=chunk, shape=shape[0], index=shape[1])
+        tables = tile_tables(plan_linear_attention(loads(text, "spec.yaml")))
+        for kernel, signature in signatures_of(text).items():
+            for tile in tables[kernel].values():
+                assert {*signature.tile} <= tile.used.keys()
+                assert qk % (tile.BLOCK_K or 1) == v % (tile.BLOCK_V or 1) == 0
