@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e5206088b468e2e0
-# body: 3d1e2c64397af433
+# inputs: 8fd5bd4ba17c0be7
+# body: 916a106709401506
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -457,12 +457,14 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
-        dnew += tl.dot(k, low)
         do = (do * scale).to(do.dtype)
-        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         dstate = tl.dot(tl.trans(q), do, dstate)
+        dnew += tl.dot(k, low)
+        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         W = tl.load(W_ptr + rows[:, None] * K + offs_k[None, :])
         dstate = dstate - tl.dot(tl.trans(W), dnew.to(W.dtype))
     if INITIAL:
@@ -690,7 +692,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_cd306218d470ea46", "delta_rule")
+_LIBRARY = _library("kgen_3d8f9b97bb4c95a2", "delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 760c033951698bd3
-# body: f286e913343f71b8
+# inputs: c7e12dc597c8c50c
+# body: 20aac279829462d4
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -501,12 +501,14 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
-        dnew += tl.dot(k, low)
         do = (do * scale).to(do.dtype)
-        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         dstate = tl.dot(tl.trans(q), do, dstate)
+        dnew += tl.dot(k, low)
+        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         W = tl.load(W_ptr + rows[:, None] * K + offs_k[None, :])
         dstate = dstate - tl.dot(tl.trans(W), dnew.to(W.dtype))
     if INITIAL:
@@ -734,7 +736,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_9fcd7eff6c8028f7", "deltanet_negative")
+_LIBRARY = _library("kgen_e298dfde9ae1344b", "deltanet_negative")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

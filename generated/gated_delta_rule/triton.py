@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 903eb9bda51608f1
-# body: 8dc0d3a55fc441e7
+# inputs: a67b9e4a62820604
+# body: 2fdf93b138f04c64
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -541,15 +541,16 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         G = tl.load(G_ptr + rows)
         G_last = tl.load(G_ptr + chunk * BT + BT - 1)
-        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
-        dstate = dstate * tl.exp2(G_last)
         do = (do * (tl.exp2(G) * scale)[:, None]).to(do.dtype)
+        dstate = tl.dot(tl.trans(q), do, dstate * tl.exp2(G_last))
+        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(tl.trans(q), do, dstate)
         W = tl.load(W_ptr + rows[:, None] * K + offs_k[None, :])
         dstate = dstate - tl.dot(tl.trans(W), dnew.to(W.dtype))
     if INITIAL:
@@ -814,7 +815,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_779a83d5ffd432b4", "gated_delta_rule")
+_LIBRARY = _library("kgen_b12f42171e9190ac", "gated_delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f436ca374a83c435
-# body: cdce5f43294f5925
+# inputs: 32688b2628255c01
+# body: e96c5a8d6e56098b
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -373,15 +373,16 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         G = tl.load(G_ptr + rows[:, None] * K + offs_k[None, :])
         G_last = tl.load(G_ptr + (chunk * BT + BT - 1) * K + offs_k)
-        dnew += tl.dot((k * tl.exp2(G_last[None, :] - G)).to(low.dtype), low)
-        dstate = dstate * tl.exp2(G_last)[:, None]
         q = (q * tl.exp2(G) * scale).to(q_ptr.dtype.element_ty)
+        dstate = tl.dot(tl.trans(q), do, dstate * tl.exp2(G_last)[:, None])
+        dnew += tl.dot((k * tl.exp2(G_last[None, :] - G)).to(low.dtype), low)
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(tl.trans(q), do, dstate)
     if INITIAL:
         dinitial = dinitial_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(dinitial, dstate.to(dinitial_state_ptr.dtype.element_ty))
@@ -636,7 +637,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_8aa25006200c136d", "gla")
+_LIBRARY = _library("kgen_ba56749c2f905bd3", "gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

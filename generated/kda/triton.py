@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 81dc052e8b24f182
-# body: eff2be0245f6bb42
+# inputs: 8ab60cffbb8b2512
+# body: 60ab096a65195a8b
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -581,15 +581,16 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         G = tl.load(G_ptr + rows[:, None] * K + offs_k[None, :])
         G_last = tl.load(G_ptr + (chunk * BT + BT - 1) * K + offs_k)
-        dnew += tl.dot((k * tl.exp2(G_last[None, :] - G)).to(low.dtype), low)
-        dstate = dstate * tl.exp2(G_last)[:, None]
         q = (q * tl.exp2(G) * scale).to(q_ptr.dtype.element_ty)
+        dstate = tl.dot(tl.trans(q), do, dstate * tl.exp2(G_last)[:, None])
+        dnew += tl.dot((k * tl.exp2(G_last[None, :] - G)).to(low.dtype), low)
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(tl.trans(q), do, dstate)
         W = tl.load(W_ptr + rows[:, None] * K + offs_k[None, :])
         dstate = dstate - tl.dot(tl.trans(W), dnew.to(W.dtype))
     if INITIAL:
@@ -941,7 +942,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_987eae9eaaafd9c5", "kda")
+_LIBRARY = _library("kgen_8764dc2e811d9c62", "kda")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 13eb346e780202eb
-# body: 46f6b9e665739661
+# inputs: e233b7ceff30dfaf
+# body: f4ad406a9b4c2f04
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -394,15 +394,16 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         G = tl.load(G_ptr + rows)
         G_last = tl.load(G_ptr + chunk * BT + BT - 1)
-        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
-        dstate = dstate * tl.exp2(G_last)
         do = (do * (tl.exp2(G) * scale)[:, None]).to(do.dtype)
+        dstate = tl.dot(tl.trans(q), do, dstate * tl.exp2(G_last))
+        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(tl.trans(q), do, dstate)
     if INITIAL:
         dinitial = dinitial_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(dinitial, dstate.to(dinitial_state_ptr.dtype.element_ty))
@@ -551,7 +552,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("lightning")
-_LIBRARY = _library("kgen_4b660ea4c5c1bb95", "lightning")
+_LIBRARY = _library("kgen_f2c9b5dbe4dc2b9b", "lightning")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 00d64f022cb4d3e3
-# body: 8e428070d3ac129d
+# inputs: 084233d22242373e
+# body: 151fd014ed69648e
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -390,12 +390,14 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
-        dnew += tl.dot(k, low)
         do = (do * scale).to(do.dtype)
-        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         dstate = tl.dot(tl.trans(q), do, dstate)
+        dnew += tl.dot(k, low)
+        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
     if INITIAL:
         dinitial = dinitial_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(dinitial, dstate.to(dinitial_state_ptr.dtype.element_ty))
@@ -565,7 +567,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_00ee2bb8cf427a4d", "linear_attention_elu")
+_LIBRARY = _library("kgen_dd4dd106e82e94e9", "linear_attention_elu")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bb6a6b6c83150489
-# body: e792e4474500ba6d
+# inputs: 75c14d1e3ed56714
+# body: 81fbeea2ed04a2b5
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -316,15 +316,16 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         G = tl.load(G_ptr + rows)
         G_last = tl.load(G_ptr + chunk * BT + BT - 1)
-        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
-        dstate = dstate * tl.exp2(G_last)
         do = (do * (tl.exp2(G) * scale)[:, None]).to(do.dtype)
+        dstate = tl.dot(tl.trans(q), do, dstate * tl.exp2(G_last))
+        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(tl.trans(q), do, dstate)
     if INITIAL:
         dinitial = dinitial_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(dinitial, dstate.to(dinitial_state_ptr.dtype.element_ty))
@@ -496,7 +497,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("simple_gla")
-_LIBRARY = _library("kgen_7620b7025b063d2d", "simple_gla")
+_LIBRARY = _library("kgen_6362f562ce4f00d4", "simple_gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
