@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 8fd5bd4ba17c0be7
-# body: 916a106709401506
+# body: b178856a757e0d9c
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -341,11 +341,12 @@ def _decode_kernel(
     q_ptr, k_ptr, v_ptr, beta_ptr, state_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     stride_v_b: tl.int64, stride_v_h: tl.int64, stride_beta_b: tl.int64, stride_beta_h: tl.int64,
-    stride_state_b: tl.int64, stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_state_b: tl.int64, stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_beta_t: tl.constexpr, H: tl.constexpr,
-    HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_beta_t: tl.constexpr,
+    stride_state_k: tl.constexpr, stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -692,7 +693,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_3d8f9b97bb4c95a2", "delta_rule")
+_LIBRARY = _library("kgen_1f85326fca0f5dcf", "delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -1016,10 +1017,10 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, sca
         _start(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, beta, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), beta.stride(0), beta.stride(2), state.stride(0), state.stride(1), state.stride(2),
-            state.stride(3), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            stride_beta_t=beta.stride(1), H=H, HV=HV,
+            v.stride(2), beta.stride(0), beta.stride(2), state.stride(0), state.stride(1), T, NT, scale,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_beta_t=beta.stride(1),
+            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

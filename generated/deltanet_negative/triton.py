@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: c7e12dc597c8c50c
-# body: 20aac279829462d4
+# body: 22894f97a453a28e
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -383,11 +383,11 @@ def _decode_kernel(
     q_ptr, k_ptr, v_ptr, b_ptr, state_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     stride_v_b: tl.int64, stride_v_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64,
-    stride_state_b: tl.int64, stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_state_b: tl.int64, stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_b_t: tl.constexpr, H: tl.constexpr,
-    HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_b_t: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -736,7 +736,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_e298dfde9ae1344b", "deltanet_negative")
+_LIBRARY = _library("kgen_531534399a5f431c", "deltanet_negative")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -1061,10 +1061,10 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, scale:
         _start(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            b.stride(0), b.stride(2), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT,
-            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_b_t=b.stride(1), H=H,
-            HV=HV,
+            b.stride(0), b.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_b_t=b.stride(1), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

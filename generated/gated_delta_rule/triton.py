@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: a67b9e4a62820604
-# body: 2fdf93b138f04c64
+# body: d7ea8e7efbadbdeb
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -419,11 +419,12 @@ def _decode_kernel(
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     stride_v_b: tl.int64, stride_v_h: tl.int64, stride_a_b: tl.int64, stride_a_h: tl.int64,
     stride_a_log_h: tl.int64, stride_dt_bias_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64,
-    stride_state_b: tl.int64, stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_state_b: tl.int64, stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_a_t: tl.constexpr, stride_b_t: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_state_k: tl.constexpr, stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -815,7 +816,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_b12f42171e9190ac", "gated_delta_rule")
+_LIBRARY = _library("kgen_2b871ecbdf3a790d", "gated_delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -1179,10 +1180,10 @@ def _decode_op(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, a, a_log, dt_bias, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
             v.stride(0), v.stride(2), a.stride(0), a.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0),
-            b.stride(2), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_a_t=a.stride(1), stride_b_t=b.stride(1), H=H,
-            HV=HV,
+            b.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_a_t=a.stride(1), stride_b_t=b.stride(1),
+            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

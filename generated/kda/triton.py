@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 8ab60cffbb8b2512
-# body: 60ab096a65195a8b
+# body: 2f946394731f98f9
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -471,12 +471,12 @@ def _decode_kernel(
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     stride_v_b: tl.int64, stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64,
     stride_a_log_h: tl.int64, stride_dt_bias_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64,
-    stride_state_b: tl.int64, stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_state_b: tl.int64, stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_g_t: tl.constexpr, stride_g_c: tl.constexpr,
-    stride_dt_bias_c: tl.constexpr, stride_b_t: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    stride_dt_bias_c: tl.constexpr, stride_b_t: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -942,7 +942,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_8764dc2e811d9c62", "kda")
+_LIBRARY = _library("kgen_20718647e360ec88", "kda")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -1319,10 +1319,11 @@ def _decode_op(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, g, a_log, dt_bias, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
             v.stride(0), v.stride(2), g.stride(0), g.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0),
-            b.stride(2), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_g_c=g.stride(3),
-            stride_dt_bias_c=dt_bias.stride(1), stride_b_t=b.stride(1), H=H, HV=HV,
+            b.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_g_c=g.stride(3),
+            stride_dt_bias_c=dt_bias.stride(1), stride_b_t=b.stride(1), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

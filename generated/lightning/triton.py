@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: e233b7ceff30dfaf
-# body: f4ad406a9b4c2f04
+# body: 407a34649adac32c
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -276,11 +276,11 @@ def _decode_kernel(
     q_ptr, k_ptr, v_ptr, slope_ptr, state_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     stride_v_b: tl.int64, stride_v_h: tl.int64, stride_slope_h: tl.int64, stride_state_b: tl.int64,
-    stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -552,7 +552,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("lightning")
-_LIBRARY = _library("kgen_f2c9b5dbe4dc2b9b", "lightning")
+_LIBRARY = _library("kgen_6e87f05b29bdd1cc", "lightning")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -840,9 +840,10 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, slope: Tensor, state: Tensor, sc
         _start(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, slope, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), slope.stride(0), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T,
-            NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+            v.stride(2), slope.stride(0), state.stride(0), state.stride(1), T, NT, scale,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 084233d22242373e
-# body: 151fd014ed69648e
+# body: 693c300638dbb880
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -264,11 +264,10 @@ def _decode_kernel(
     q_ptr, k_ptr, v_ptr, state_ptr, o_ptr, cu_seqlens_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     stride_v_b: tl.int64, stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64,
-    stride_state_k: tl.int64, stride_state_v: tl.int64,
     T, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -567,7 +566,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_dd4dd106e82e94e9", "linear_attention_elu")
+_LIBRARY = _library("kgen_176fc5d88ed03e2a", "linear_attention_elu")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -874,9 +873,9 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, state: Tensor, cu_seqlens: Tenso
         _start(
             _decode_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, v, state, o, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+            v.stride(2), state.stride(0), state.stride(1), T, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

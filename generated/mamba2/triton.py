@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: b25dd891056817d2
-# body: 1f52c3535b45c1f5
+# body: c20f3a232a5473dc
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -309,11 +309,11 @@ def _decode_kernel(
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     stride_v_b: tl.int64, stride_v_h: tl.int64, stride_dt_b: tl.int64, stride_dt_h: tl.int64,
     stride_a_log_h: tl.int64, stride_dt_bias_h: tl.int64, stride_d_h: tl.int64, stride_state_b: tl.int64,
-    stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_dt_t: tl.constexpr, H: tl.constexpr,
-    HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_dt_t: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -670,7 +670,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_3230db2edae8cd60", "mamba2")
+_LIBRARY = _library("kgen_386c53af2a0926d3", "mamba2")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -986,9 +986,10 @@ def _decode_op(
             _decode_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, v, dt, a_log, dt_bias, d, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
             v.stride(0), v.stride(2), dt.stride(0), dt.stride(2), a_log.stride(0), dt_bias.stride(0),
-            d.stride(0), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_dt_t=dt.stride(1), H=H, HV=HV,
+            d.stride(0), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_dt_t=dt.stride(1), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

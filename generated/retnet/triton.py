@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 3ba2bfff2cab7b38
-# body: ba45aa4ae83d2ee2
+# body: fb20a4df2e4402fd
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -197,11 +197,10 @@ def _decode_kernel(
     q_ptr, k_ptr, v_ptr, state_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     stride_v_b: tl.int64, stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64,
-    stride_state_k: tl.int64, stride_state_v: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -456,7 +455,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("retnet")
-_LIBRARY = _library("kgen_b6f31f1e09d9f0e5", "retnet")
+_LIBRARY = _library("kgen_569e8831a54196c8", "retnet")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -711,9 +710,9 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, state: Tensor, scale: float) -> 
         _start(
             _decode_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
             q, k, v, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+            state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
+            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o
