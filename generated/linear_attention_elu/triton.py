@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 084233d22242373e
-# body: 693c300638dbb880
+# body: af68d5aadf754da3
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -60,7 +60,7 @@ V = tl.constexpr(64)
 _Q_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _K_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _STATES_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=4, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
 ]
 _OUTPUT_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
@@ -566,7 +566,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_176fc5d88ed03e2a", "linear_attention_elu")
+_LIBRARY = _library("kgen_84632780cdef83a3", "linear_attention_elu")
 
 
 def _start(kernel, programs, layouts, *args, **constants):

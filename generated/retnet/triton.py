@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 3ba2bfff2cab7b38
-# body: fb20a4df2e4402fd
+# body: 81359de32a6312ec
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -54,15 +54,18 @@ V = tl.constexpr(256)
 # Columns of a head per tile, by compute capability (90 is 9.0). The last row is for all other chips.
 _GATES_TILES = [((), dict(num_stages=1, num_warps=4)),]
 _STATES_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=4, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
 ]
 _OUTPUT_TILES = [
-    ((100, 90), dict(BLOCK_K=64, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
-_VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
+_VALUES_BACK_TILES = [
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _STATES_BACK_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -455,7 +458,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("retnet")
-_LIBRARY = _library("kgen_569e8831a54196c8", "retnet")
+_LIBRARY = _library("kgen_4c2083b96e7aea03", "retnet")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
