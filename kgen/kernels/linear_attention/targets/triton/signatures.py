@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 
-CONSTANT = "tc"
+CONSTANT = "tckv"
 """The axes whose strides are compile-time constants.
 
-Constant strides of tokens and columns become offsets in load instructions. As launch arguments,
-each row address would take two registers.
+Tokens, columns, and both axes of a state. Their strides become offsets in load instructions, and
+Triton sees which elements are contiguous. As launch arguments, each row address would take two
+registers, and loads of a state would read 4 bytes of each sector of 32.
 """
 AXES = {"T": "bt", "HV": "h", "K": "c", "V": "c"}
 """The axes of each dimension of a buffer. A dimension of tokens follows the batch."""
