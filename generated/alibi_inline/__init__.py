@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 62d7e16653e15b3e
-# body (hash of the text below): f581808fc7e7e1aa
-||||||| 02ba5cba
-# inputs: 62d7e16653e15b3e
-# body: f581808fc7e7e1aa
-=======
-# inputs: 65e7c842b9fbc122
-# body: c142064c91cd1ed9
->>>>>>> wt/y
+# inputs (hash of spec and templates): 65e7c842b9fbc122
+# body (hash of the text below): c142064c91cd1ed9
 """Causal attention with ALiBi slopes computed from the head's index.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 6694c3784a8d0aa2
-# body (hash of the text below): 19f4723793177a3f
-||||||| 02ba5cba
-# inputs: 6694c3784a8d0aa2
-# body: 19f4723793177a3f
-=======
-# inputs: cafe92083b92e593
-# body: 35c649ae08c1139b
->>>>>>> wt/y
+# inputs (hash of spec and templates): cafe92083b92e593
+# body (hash of the text below): 35c649ae08c1139b
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 9870cbbb59cbde99
-# body (hash of the text below): 13e4f2c9f24e5b4c
+# body (hash of the text below): 634dbf78164b8646
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -468,10 +468,9 @@ def _hopper_consumer(
 
 @gluon.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _forward_hopper_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr,
-    counter_ptr,
-    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64,
-    stride_allowed_3, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, counter_ptr,
+    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64, stride_allowed_3,
+    B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
@@ -627,8 +626,8 @@ def _dq_hopper_consumer(
 def _dq_hopper_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, lse_ptr, delta_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr,
     kv_indices_ptr, counter_ptr,
-    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64,
-    stride_allowed_3, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64, stride_allowed_3,
+    B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """Compute dq. A program processes tiles of BLOCK_M query rows of one (b, h)."""
@@ -927,8 +926,8 @@ def _backward_hopper_consumer(
 def _backward_hopper_kernel(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc, dq_sum_ptr, q_num_blocks_ptr,
     full_q_num_blocks_ptr, q_indices_ptr, counter_ptr,
-    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64,
-    stride_allowed_3, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64, stride_allowed_3,
+    B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     DQ: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """Compute dk and dv, with DQ also the sums of dq. A program processes tiles of BLOCK_N keys of one (b, KV head)."""
@@ -1081,8 +1080,7 @@ def backward_on_hopper(
     programs = min(_cdiv(SQ, 128) * B * HQ, _multiprocessors(q.device))
     _launch(
         _dq_hopper_kernel, programs, layouts,
-        q_desc, k_desc, v_desc, do_desc, dq_desc, lse, delta, kv_num_blocks, full_kv_num_blocks, kv_indices,
-        counters,
+        q_desc, k_desc, v_desc, do_desc, dq_desc, lse, delta, kv_num_blocks, full_kv_num_blocks, kv_indices, counters,
         allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
         GROUP=4, BLOCK_M=128, BLOCK_N=64, SLOTS=4, num_warps=4, launch_pdl=True,
     )

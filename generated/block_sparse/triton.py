@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 472a0df84cae9b99
-# body (hash of the text below): b26af9aadf96f003
+# inputs (hash of spec and templates): c2891427d1d32333
+# body (hash of the text below): 6a0a6cf458d04688
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -100,8 +100,8 @@ def _block_kind(q_start, kv_start, SQ, SK):
 @triton.jit(do_not_specialize=["HQ", "SQ", "SK"])
 def _block_kinds_kernel(
     kinds_ptr,
-    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64,
-    stride_allowed_3, HQ, SQ, SK,
+    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64, stride_allowed_3,
+    HQ, SQ, SK,
     GROUP: tl.constexpr,
 ):
     """Write the kinds of GROUP blocks of keys for one block of queries, as _block_kind returns them."""
@@ -178,8 +178,7 @@ def _block_list(kinds_ptr, stride, size, num_blocks_ptr, full_num_blocks_ptr, in
 @triton.jit(do_not_specialize=["planes", "q_blocks", "kv_blocks"])
 def _block_lists_kernel(
     kinds_ptr,
-    kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr,
-    q_indices_ptr,
+    kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
     planes, q_blocks, kv_blocks, CHUNK: tl.constexpr,
 ):
     """Write the list of blocks of keys of each block of queries, and of queries for keys."""
@@ -201,9 +200,8 @@ def _block_lists_kernel(
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx, qk_scale,
-    q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx,
+    qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of n_blocks listed blocks.
@@ -263,8 +261,8 @@ def _forward_kernel(
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
-    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64,
-    stride_allowed_3, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64, stride_allowed_3,
+    B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Store `out` and base-2 log-sum-exp for BLOCK_M query rows of one (b, h)."""
@@ -296,17 +294,13 @@ def _forward_kernel(
     n_partial, n_full = tl.load(kv_num_blocks_ptr + row), tl.load(full_kv_num_blocks_ptr + row)
     kv_blocks = kv_indices_ptr + row.to(tl.int64) * tl.cdiv(SK, BLOCK_SIZE)
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx,
-        qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
-        stride_allowed_3, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx,
+        qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, SK,
         kv_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx,
-        qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
-        stride_allowed_3, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx,
+        qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, SK,
         kv_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -342,12 +336,11 @@ def _delta_kernel(
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
-    delta = tl.zeros([BLOCK_M], tl.float32)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
@@ -357,10 +350,8 @@ def _delta_kernel(
 
 @triton.jit
 def _dq_tiles(
-    dq,
-    q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h,
-    q_idx, qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
-    stride_allowed_3, SK,
+    dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx,
+    qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Add dS @ K to dq for the KV tiles of n_blocks listed blocks. P is recomputed from lse."""
@@ -396,9 +387,8 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(
-                mask, p, 0.0
-            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -414,8 +404,8 @@ def _dq_kernel(
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
     stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
-    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64,
-    stride_allowed_3, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64, stride_allowed_3,
+    B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
@@ -438,11 +428,9 @@ def _dq_kernel(
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
-    else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-    if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
         do = tl.load(
             do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
         )
@@ -454,17 +442,15 @@ def _dq_kernel(
     n_partial, n_full = tl.load(kv_num_blocks_ptr + row), tl.load(full_kv_num_blocks_ptr + row)
     kv_blocks = kv_indices_ptr + row.to(tl.int64) * tl.cdiv(SK, BLOCK_SIZE)
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h,
-        q_idx, qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
-        stride_allowed_3, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h,
+        q_idx, qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3,
+        SK,
         kv_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h,
-        q_idx, qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
-        stride_allowed_3, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h,
+        q_idx, qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3,
+        SK,
         kv_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -474,10 +460,9 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv,
-    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
-    kv_idx, qk_scale, kv_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
-    stride_allowed_3, SQ,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
+    kv_idx, qk_scale, kv_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3,
+    SQ,
     q_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of n_blocks listed blocks.
@@ -531,16 +516,16 @@ def _dkdv_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
-    q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dk_ptr, dv_ptr, q_num_blocks_ptr,
+    full_q_num_blocks_ptr, q_indices_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
     stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     stride_wb: tl.int64, stride_wh: tl.int64, stride_ws: tl.int64, stride_wd,
-    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64,
-    stride_allowed_3, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    allowed_ptr, stride_allowed_0: tl.int64, stride_allowed_1: tl.int64, stride_allowed_2: tl.int64, stride_allowed_3,
+    B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
@@ -562,11 +547,9 @@ def _dkdv_kernel(
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
-    else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-    if TMA:
         v = v_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
@@ -580,17 +563,15 @@ def _dkdv_kernel(
         n_partial, n_full = tl.load(q_num_blocks_ptr + row), tl.load(full_q_num_blocks_ptr + row)
         q_blocks = q_indices_ptr + row.to(tl.int64) * tl.cdiv(SQ, BLOCK_SIZE)
         dk, dv = _dkdv_tiles(
-            dk, dv,
-            k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-            stride_gd, kv_idx, qk_scale, kv_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1,
-            stride_allowed_2, stride_allowed_3, SQ,
+            dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+            stride_gd, kv_idx, qk_scale, kv_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
+            stride_allowed_3, SQ,
             q_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
         )
         dk, dv = _dkdv_tiles(
-            dk, dv,
-            k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-            stride_gd, kv_idx, qk_scale, kv_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1,
-            stride_allowed_2, stride_allowed_3, SQ,
+            dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+            stride_gd, kv_idx, qk_scale, kv_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
+            stride_allowed_3, SQ,
             q_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
         )
 
@@ -604,7 +585,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("block_sparse")
-_LIBRARY = _library("kgen_55784c1479c99d2e", "block_sparse")
+_LIBRARY = _library("kgen_a410ac90fa4ec6e6", "block_sparse")
 
 
 def _descriptors(tile, *blocks):
@@ -755,17 +736,15 @@ def _forward(
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse, kv_num_blocks, full_kv_num_blocks, kv_indices,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse, kv_num_blocks, full_kv_num_blocks, kv_indices,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -827,62 +806,50 @@ def _gradients(
         q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices,
         dout, dlse, out, lse, dq, dk, dv,
     )
-    arch = _arch(q.device)
     counters = q.new_empty(2, dtype=torch.int32) if on_hopper else None
     dq_sum = _hopper().sums_for_dq(q, k) if on_hopper else None
     with torch.cuda.device_of(q):
-        if lse.numel():
-            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
-            _launch(
-                _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta, counters,
-                *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
-            )
+        dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+        _launch(
+            _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
+            out, dout, dlse, delta, counters,
+            *out.stride(), *dout.stride(), *dlse_strides,
+            HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
+        )
         if on_hopper:
             _hopper().backward_on_hopper(
                 layouts, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks,
                 full_q_num_blocks, q_indices, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv,
             )
         else:
-            tile = _tile(_DQ_TILES, arch, q, k, v, dout)
+            tile = _tile(_DQ_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SQ, BLOCK_M) * B * HQ
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dq_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq, kv_num_blocks, full_kv_num_blocks,
-                    kv_indices,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                    GROUP=4, **tile,
-                )
-            tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dq_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dq, kv_num_blocks, full_kv_num_blocks, kv_indices,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
+                allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                GROUP=4, **tile,
+            )
+            tile = _tile(_DKDV_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SK, BLOCK_N) * B * HKV
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv, q_num_blocks, full_q_num_blocks,
-                    q_indices,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                    GROUP=4, **tile,
-                )
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dkdv_kernel, _cdiv(SK, BLOCK_N) * B * HKV, layouts,
+                q, k, v, dout, *descs, lse, delta, dk, dv, q_num_blocks, full_q_num_blocks, q_indices,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
+                allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                GROUP=4, **tile,
+            )
     return dq, dk, dv
 
 
 @_operator(_LIBRARY, "block_sparse_backward")
 def _backward_op(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor,
-    q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
+    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor,
+    kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor, q_num_blocks: Tensor,
+    full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _gradients(
         dout, dlse, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks,
@@ -950,9 +917,8 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
             raise TypeError(f"block_sparse: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"block_sparse: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"block_sparse: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"block_sparse: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("block_sparse", "allowed", allowed)

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 3c0ae70d542184f1
-# body (hash of the text below): e1cf86e4e4249995
-||||||| 02ba5cba
-# inputs: 3c0ae70d542184f1
-# body: e1cf86e4e4249995
-=======
-# inputs: da577b18ddd6461b
-# body: dbb84908634a002f
->>>>>>> wt/y
+# inputs (hash of spec and templates): da577b18ddd6461b
+# body (hash of the text below): dbb84908634a002f
 """Attention of every query to the keys up to its own position.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 479c8d7fadd54d23
-# body (hash of the text below): 29c9603e47e1fc23
-||||||| 02ba5cba
-# inputs: 479c8d7fadd54d23
-# body: 29c9603e47e1fc23
-=======
-# inputs: 4814d658a38aa8ec
-# body: 0f0a4414f820b31b
->>>>>>> wt/y
+# inputs (hash of spec and templates): 4814d658a38aa8ec
+# body (hash of the text below): 0f0a4414f820b31b
 """Causal attention with ALiBi slopes read from a tensor.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 54a360bdccf81223
-# body (hash of the text below): 37447908e2eb808d
+# body (hash of the text below): 2108ea4b03f423b6
 """Causal attention with ALiBi slopes read from a tensor.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -672,10 +672,9 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         kv_start = tile * BLOCK_N
         kv_last = gl.minimum(kv_start + BLOCK_N, problem.SK) - 1
         q_lo = kv_start // BLOCK_M * BLOCK_M
-        q_hi = problem.SQ
         q_full_lo = gl.maximum(gl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
-        n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+        n_tiles = gl.maximum(gl.cdiv(problem.SQ - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
         # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
         # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not

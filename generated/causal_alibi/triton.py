@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): fb24302f80d5d6a1
-# body (hash of the text below): badaa8e473d4b79f
+# inputs (hash of spec and templates): 7a23448791022350
+# body (hash of the text below): 7de8715f1fcd3d92
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -84,9 +84,8 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, q_start, qk_scale,
-    bias_h, bias_kv, SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, q_start,
+    qk_scale, bias_h, bias_kv, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
@@ -177,15 +176,13 @@ def _forward_kernel(
     kv_hi = tl.minimum(q_last + 1, SK)
     kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, q_start,
-        qk_scale, bias_h, bias_kv, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        q_start, qk_scale, bias_h, bias_kv, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, q_start,
-        qk_scale, bias_h, bias_kv, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        q_start, qk_scale, bias_h, bias_kv, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -221,12 +218,11 @@ def _delta_kernel(
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
-    delta = tl.zeros([BLOCK_M], tl.float32)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
@@ -236,8 +232,7 @@ def _delta_kernel(
 
 @triton.jit
 def _dq_tiles(
-    dq,
-    q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+    dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
     q_start, qk_scale, bias_h, bias_kv, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
@@ -272,9 +267,8 @@ def _dq_tiles(
         s = qk * qk_scale + bias_kv_sum[None, :]
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(
-                mask, p, 0.0
-            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -315,11 +309,9 @@ def _dq_kernel(
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
-    else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-    if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
         do = tl.load(
             do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
         )
@@ -331,15 +323,13 @@ def _dq_kernel(
     kv_hi = tl.minimum(q_last + 1, SK)
     kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, q_start, qk_scale, bias_h, bias_kv, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        q_start, qk_scale, bias_h, bias_kv, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, q_start, qk_scale, bias_h, bias_kv, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        q_start, qk_scale, bias_h, bias_kv, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -349,24 +339,21 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv,
-    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
     kv_idx, qk_scale, bias_h, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. If MASKED, skip [gap_lo, gap_lo + gap): another call visits
-    these tiles, without a mask.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. Skip [gap_lo, gap_lo + gap): another call visits these tiles,
+    without a mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
-        q_start = start
-        if MASKED:
-            q_start += tl.where(q_start < gap_lo, 0, gap)
+        q_start = start + tl.where(start < gap_lo, 0, gap)
         q_idx = q_start + offs_m
         if MASKED:
             q_live = q_idx < SQ
@@ -431,11 +418,9 @@ def _dkdv_kernel(
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
-    else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-    if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
@@ -444,19 +429,16 @@ def _dkdv_kernel(
     lse_head = lse_ptr + (b * HQ + h).to(tl.int64) * SQ
     delta_head = delta_ptr + (b * HQ + h).to(tl.int64) * SQ
     q_lo = kv_start // BLOCK_M * BLOCK_M
-    q_hi = SQ
     q_full_lo = tl.maximum(tl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
     q_full_hi = SQ // BLOCK_M * BLOCK_M
     q_gap = tl.maximum(q_full_hi - q_full_lo, 0)
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, kv_idx, qk_scale, bias_h, SQ,
-        q_lo, q_hi, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
+        q_lo, SQ, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, kv_idx, qk_scale, bias_h, SQ,
         q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
@@ -471,7 +453,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_alibi")
-_LIBRARY = _library("kgen_f8ca6e5e41adc039", "causal_alibi")
+_LIBRARY = _library("kgen_ea9f0cf3104177b6", "causal_alibi")
 
 
 def _descriptors(tile, *blocks):
@@ -527,17 +509,15 @@ def _forward(q, k, v, slopes, scale, store_lse):
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                slopes, *slopes.stride(), B, HQ, SQ, SK, scale,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            slopes, *slopes.stride(), B, HQ, SQ, SK, scale,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -575,58 +555,48 @@ def _gradients(dout, dlse, out, lse, q, k, v, slopes, scale):
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, slopes, dout, dlse, out, lse, dq, dk, dv)
-    arch = _arch(q.device)
     counters = q.new_empty(2, dtype=torch.int32) if on_hopper else None
     dq_sum = _hopper().sums_for_dq(q, k) if on_hopper else None
     with torch.cuda.device_of(q):
-        if lse.numel():
-            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
-            _launch(
-                _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta, counters,
-                *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
-            )
+        dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+        _launch(
+            _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
+            out, dout, dlse, delta, counters,
+            *out.stride(), *dout.stride(), *dlse_strides,
+            HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
+        )
         if on_hopper:
             _hopper().backward_on_hopper(
                 layouts, q, k, v, slopes, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv,
             )
         else:
-            tile = _tile(_DQ_TILES, arch, q, k, v, dout)
+            tile = _tile(_DQ_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SQ, BLOCK_M) * B * HQ
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dq_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    slopes, *slopes.stride(), B, HQ, SQ, SK, scale,
-                    GROUP=4, **tile,
-                )
-            tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dq_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dq,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
+                slopes, *slopes.stride(), B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
+            )
+            tile = _tile(_DKDV_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SK, BLOCK_N) * B * HQ
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    slopes, *slopes.stride(), B, HQ, SQ, SK, scale,
-                    GROUP=4, **tile,
-                )
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dkdv_kernel, _cdiv(SK, BLOCK_N) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dk, dv,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
+                slopes, *slopes.stride(), B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
+            )
     return dq, dk, dv
 
 
 @_operator(_LIBRARY, "causal_alibi_backward")
 def _backward_op(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    slopes: Tensor, scale: float,
+    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _gradients(dout, dlse, out, lse, q, k, v, slopes, scale)
 
@@ -637,7 +607,7 @@ def _(dout, dlse, out, lse, q, k, v, slopes, scale):
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, slopes, scale, = inputs
+    q, k, v, slopes, scale = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, slopes, *output)
     ctx.scalars = (scale,)
@@ -675,9 +645,8 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
             raise TypeError(f"causal_alibi: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"causal_alibi: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"causal_alibi: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"causal_alibi: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("causal_alibi", "slopes", slopes)

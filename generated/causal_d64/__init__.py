@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): a9dfe892424a20c8
-# body (hash of the text below): 5538b9de75a72a11
-||||||| 02ba5cba
-# inputs: a9dfe892424a20c8
-# body: 5538b9de75a72a11
-=======
-# inputs: 19cd82597a35169c
-# body: b0606cd224c188c6
->>>>>>> wt/y
+# inputs (hash of spec and templates): 19cd82597a35169c
+# body (hash of the text below): b0606cd224c188c6
 """Attention of every query to the keys up to its own position, heads of 64.
 
 triton.py defines the function. The other files of this folder belong to it.

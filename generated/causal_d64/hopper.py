@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): b9447b14720bfc92
-# body (hash of the text below): 0ef7691016242d11
+# body (hash of the text below): 999e61391faa84fe
 """Attention of every query to the keys up to its own position, heads of 64.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -483,10 +483,9 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         kv_start = tile * BLOCK_N
         kv_last = gl.minimum(kv_start + BLOCK_N, problem.SK) - 1
         q_lo = kv_start // BLOCK_M * BLOCK_M
-        q_hi = problem.SQ
         q_full_lo = gl.maximum(gl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
-        n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+        n_tiles = gl.maximum(gl.cdiv(problem.SQ - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
         # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
         # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not
@@ -721,8 +720,7 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dk, 
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,
-        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc,
-        counters,
+        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc, counters,
         B, HQ, SQ, SK, scale,
         GROUP=4, BLOCK_M=64, BLOCK_N=128, SLOTS=4, num_warps=4, launch_pdl=True,
     )

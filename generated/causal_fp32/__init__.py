@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 261283b4d82e38ad
-# body (hash of the text below): 4da864d049a6fe3a
-||||||| 02ba5cba
-# inputs: 261283b4d82e38ad
-# body: 4da864d049a6fe3a
-=======
-# inputs: e7cb2715ac4d9d8d
-# body: daa419eda7e3a6b5
->>>>>>> wt/y
+# inputs (hash of spec and templates): e7cb2715ac4d9d8d
+# body (hash of the text below): daa419eda7e3a6b5
 """Causal attention in fp32, products in three TF32 passes.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 901351cc159f143b
-# body (hash of the text below): 708c7d1407ef8d95
+# inputs (hash of spec and templates): 5b5016159108c217
+# body (hash of the text below): 998468cd28207b72
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -62,8 +62,8 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale, SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
+    SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
@@ -148,13 +148,13 @@ def _forward_kernel(
     kv_hi = tl.minimum(q_last + 1, SK)
     kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -185,12 +185,11 @@ def _delta_kernel(
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
-    delta = tl.zeros([BLOCK_M], tl.float32)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
@@ -200,8 +199,7 @@ def _delta_kernel(
 
 @triton.jit
 def _dq_tiles(
-    dq,
-    q, do, lse, lse_low, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
+    dq, q, do, lse, lse_low, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
     q_idx, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
@@ -234,9 +232,8 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         p = tl.exp2(qk * qk_scale - lse[:, None] - lse_low[:, None])
         if MASKED:
-            p = tl.where(
-                mask, p, 0.0
-            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v), input_precision="tf32x3")
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="tf32x3")
@@ -273,11 +270,9 @@ def _dq_kernel(
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
-    else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-    if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
         do = tl.load(
             do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
         )
@@ -290,15 +285,13 @@ def _dq_kernel(
     kv_hi = tl.minimum(q_last + 1, SK)
     kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N
     dq = _dq_tiles(
-        dq,
-        q, do, lse, lse_low, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs,
-        stride_vd, q_idx, qk_scale, SK,
+        dq, q, do, lse, lse_low, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
+        q_idx, qk_scale, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
-        dq,
-        q, do, lse, lse_low, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs,
-        stride_vd, q_idx, qk_scale, SK,
+        dq, q, do, lse, lse_low, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
+        q_idx, qk_scale, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -308,24 +301,21 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv,
-    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
     kv_idx, qk_scale, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. If MASKED, skip [gap_lo, gap_lo + gap): another call visits
-    these tiles, without a mask.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. Skip [gap_lo, gap_lo + gap): another call visits these tiles,
+    without a mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
-        q_start = start
-        if MASKED:
-            q_start += tl.where(q_start < gap_lo, 0, gap)
+        q_start = start + tl.where(start < gap_lo, 0, gap)
         q_idx = q_start + offs_m
         if MASKED:
             q_live = q_idx < SQ
@@ -389,11 +379,9 @@ def _dkdv_kernel(
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
-    else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-    if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
@@ -402,19 +390,16 @@ def _dkdv_kernel(
     lse_head = lse_ptr + (b * HQ + h).to(tl.int64) * SQ
     delta_head = delta_ptr + (b * HQ + h).to(tl.int64) * SQ
     q_lo = kv_start // BLOCK_M * BLOCK_M
-    q_hi = SQ
     q_full_lo = tl.maximum(tl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
     q_full_hi = SQ // BLOCK_M * BLOCK_M
     q_gap = tl.maximum(q_full_hi - q_full_lo, 0)
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, kv_idx, qk_scale, SQ,
-        q_lo, q_hi, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
+        q_lo, SQ, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, kv_idx, qk_scale, SQ,
         q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
@@ -429,7 +414,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_fp32")
-_LIBRARY = _library("kgen_a4f87c0a732e77ec", "causal_fp32")
+_LIBRARY = _library("kgen_35d1f957bd27f505", "causal_fp32")
 
 
 def _descriptors(tile, *blocks):
@@ -448,17 +433,15 @@ def _forward(q, k, v, scale, store_lse):
     layouts = _layouts(q, k, v, out)
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale,
-                STORE_LSE=store_lse, GROUP=4, enable_fp_fusion=False, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            B, HQ, SQ, SK, scale,
+            STORE_LSE=store_lse, GROUP=4, enable_fp_fusion=False, **tile,
+        )
     return out, lse
 
 
@@ -489,51 +472,40 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
         dout = dout.contiguous()
     delta = torch.empty_like(lse, dtype=torch.float32)
     layouts = _layouts(q, k, v, dout, dlse, out, lse, dq, dk, dv)
-    arch = _arch(q.device)
     with torch.cuda.device_of(q):
-        if lse.numel():
-            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
-            _launch(
-                _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta,
-                *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, enable_fp_fusion=False, BLOCK_M=64, num_warps=4,
-            )
-        tile = _tile(_DQ_TILES, arch, q, k, v, dout)
+        dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+        _launch(
+            _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
+            out, dout, dlse, delta,
+            *out.stride(), *dout.stride(), *dlse_strides,
+            HQ, SQ, HAS_DLSE=dlse is not None, enable_fp_fusion=False, BLOCK_M=64, num_warps=4,
+        )
+        tile = _tile(_DQ_TILES, _arch(q.device), q, k, v, dout)
         BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-        programs = _cdiv(SQ, BLOCK_M) * B * HQ
-        if programs:
-            q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64),
-            )
-            _launch(
-                _dq_kernel, programs, layouts,
-                q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
-                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                B, HQ, SQ, SK, scale,
-                GROUP=4, enable_fp_fusion=False, **tile,
-            )
-        tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
+        descs = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64))
+        _launch(
+            _dq_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, dout, *descs, lse, delta, dq,
+            *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
+            B, HQ, SQ, SK, scale,
+            GROUP=4, enable_fp_fusion=False, **tile,
+        )
+        tile = _tile(_DKDV_TILES, _arch(q.device), q, k, v, dout)
         BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-        programs = _cdiv(SK, BLOCK_N) * B * HQ
-        if programs:
-            q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64),
-            )
-            _launch(
-                _dkdv_kernel, programs, layouts,
-                q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
-                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                B, HQ, SQ, SK, scale,
-                GROUP=4, enable_fp_fusion=False, **tile,
-            )
+        descs = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64))
+        _launch(
+            _dkdv_kernel, _cdiv(SK, BLOCK_N) * B * HQ, layouts,
+            q, k, v, dout, *descs, lse, delta, dk, dv,
+            *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
+            B, HQ, SQ, SK, scale,
+            GROUP=4, enable_fp_fusion=False, **tile,
+        )
     return dq, dk, dv
 
 
 @_operator(_LIBRARY, "causal_fp32_backward")
 def _backward_op(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    scale: float,
+    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _gradients(dout, dlse, out, lse, q, k, v, scale)
 
@@ -544,7 +516,7 @@ def _(dout, dlse, out, lse, q, k, v, scale):
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, scale, = inputs
+    q, k, v, scale = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
     ctx.scalars = (scale,)
@@ -582,9 +554,8 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
             raise TypeError(f"causal_fp32: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.float32:
         q, k, v = _cast(torch.float32, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.float32:
-                raise TypeError(f"causal_fp32: {arg_name} must be float32, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.float32:
+            raise TypeError(f"causal_fp32: q, k and v must be float32, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"causal_fp32: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape

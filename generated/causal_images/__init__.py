@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 772ad230a9b546b4
-# body (hash of the text below): 69f39746abf7b581
-||||||| 02ba5cba
-# inputs: 772ad230a9b546b4
-# body: 69f39746abf7b581
-=======
-# inputs: 24585747b9535972
-# body: d25b1b0c4f9669b6
->>>>>>> wt/y
+# inputs (hash of spec and templates): 24585747b9535972
+# body (hash of the text below): d25b1b0c4f9669b6
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 5bc5a0b0edfea701
-# body (hash of the text below): e498cd46433f0b58
+# body (hash of the text below): d8753c490593a271
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -475,8 +475,7 @@ def _hopper_consumer(
 
 @gluon.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _forward_hopper_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr,
-    counter_ptr,
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, counter_ptr,
     image_ptr, stride_image_0: tl.int64, stride_image_1, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
@@ -1086,8 +1085,7 @@ def backward_on_hopper(
     programs = min(_cdiv(SQ, 128) * B * HQ, _multiprocessors(q.device))
     _launch(
         _dq_hopper_kernel, programs, layouts,
-        q_desc, k_desc, v_desc, do_desc, dq_desc, lse, delta, kv_num_blocks, full_kv_num_blocks, kv_indices,
-        counters,
+        q_desc, k_desc, v_desc, do_desc, dq_desc, lse, delta, kv_num_blocks, full_kv_num_blocks, kv_indices, counters,
         image, *image.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
         GROUP=4, BLOCK_M=128, BLOCK_N=64, SLOTS=4, num_warps=4, launch_pdl=True,
     )

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 592768933e34f7b7
-# body (hash of the text below): 4e55399f4383829f
-||||||| 02ba5cba
-# inputs: 592768933e34f7b7
-# body: 4e55399f4383829f
-=======
-# inputs: 953e2465dd902a45
-# body: 13d4d47bc6c4c5bc
->>>>>>> wt/y
+# inputs (hash of spec and templates): 953e2465dd902a45
+# body (hash of the text below): 13d4d47bc6c4c5bc
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): ba576fec329920cc
-# body (hash of the text below): adaf028e6359995a
+# body (hash of the text below): d9bf83876335c582
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -709,10 +709,9 @@ def _dkdv_hopper_producer(
         for g in range(GQA):
             h = h_kv * GQA + g
             q_lo = gl.maximum(problem.SQ + kv_start - problem.SK, 0) // BLOCK_M * BLOCK_M
-            q_hi = problem.SQ
             q_full_lo = gl.maximum(gl.cdiv(gl.maximum(problem.SQ + kv_last - problem.SK, 0), BLOCK_M) * BLOCK_M, q_lo)
             q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
-            n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+            n_tiles = gl.maximum(gl.cdiv(problem.SQ - q_lo, BLOCK_M), 0)
             n_first_masked = (q_full_lo - q_lo) // BLOCK_M
             # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
             # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): e8341e62a6778c34
-# body (hash of the text below): 0fd516a82caf5856
-||||||| 02ba5cba
-# inputs: e8341e62a6778c34
-# body: 0fd516a82caf5856
-=======
-# inputs: 270f9135513ce2fc
-# body: 9965bd45f0cb16e6
->>>>>>> wt/y
+# inputs (hash of spec and templates): 270f9135513ce2fc
+# body (hash of the text below): 9965bd45f0cb16e6
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
 triton.py defines the function. The other files of this folder belong to it.

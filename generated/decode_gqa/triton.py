@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 2387402a9fe5d0dd
-# body (hash of the text below): 764fc303ea74d2d9
+# inputs (hash of spec and templates): cef5ebbf8c07ee3b
+# body (hash of the text below): 61ce9ba33114a05d
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -76,9 +76,8 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
-    kv_lens_b_minus_sq_plus_q, SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+    kv_lens_b, kv_lens_b_minus_sq_plus_q, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
@@ -166,14 +165,12 @@ def _forward_kernel(
     kv_hi = tl.minimum(tl.minimum(kv_lens_b, q_last + kv_lens_b + 1 - SQ), SK)
     kv_full_hi = tl.maximum(tl.minimum(tl.minimum(kv_lens_b, q_start + kv_lens_b + 1 - SQ), SK), 0) // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         kv_lens_b, kv_lens_b_minus_sq_plus_q, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         kv_lens_b, kv_lens_b_minus_sq_plus_q, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
@@ -227,9 +224,8 @@ def _splits_by_batch(
 
 @triton.jit
 def _decode_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b, kv_lens_b_minus_sq_plus_q,
-    SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
+    kv_lens_b_minus_sq_plus_q, SK,
     kv_lo, kv_hi, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
@@ -313,8 +309,7 @@ def _decode_kernel(
     l_i = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i, l_i, acc = _decode_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
+        m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
         kv_lens_b_minus_sq_plus_q, SK,
         (first + begin) * BLOCK_N, (first + stop) * BLOCK_N, BLOCK_N=BLOCK_N,
     )
@@ -387,7 +382,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_gqa")
-_LIBRARY = _library("kgen_7177a9d0cd501124", "decode_gqa")
+_LIBRARY = _library("kgen_791ceca0e805922a", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):
@@ -500,17 +495,15 @@ def _forward(q, k, v, kv_lens, scale, store_lse):
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -548,9 +541,8 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
             raise TypeError(f"decode_gqa: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"decode_gqa: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"decode_gqa: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"decode_gqa: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("decode_gqa", "kv_lens", kv_lens)

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): cafd6ab8c876139d
-# body (hash of the text below): e32bb502dabd4e2a
-||||||| 02ba5cba
-# inputs: cafd6ab8c876139d
-# body: e32bb502dabd4e2a
-=======
-# inputs: e269b895e24281ba
-# body: 4bfe46c24f2945e3
->>>>>>> wt/y
+# inputs (hash of spec and templates): e269b895e24281ba
+# body (hash of the text below): 4bfe46c24f2945e3
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
 triton.py defines the function. The other files of this folder belong to it.

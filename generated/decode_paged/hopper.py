@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 5159f21affc2a6fb
-# body (hash of the text below): ff3cfd9a597f6c5a
+# body (hash of the text below): 648846592015c993
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -529,8 +529,7 @@ def forward_on_hopper(layouts, q, k, v, block_table, kv_lens, scale, out, lse, s
     with torch.cuda.device_of(q):
         _launch(
             _forward_hopper_kernel, programs, layouts,
-            q_desc, k_desc, v_desc, o_desc, lse, block_table, *block_table.stride(),
-            q.new_zeros(1, dtype=torch.int32),
+            q_desc, k_desc, v_desc, o_desc, lse, block_table, *block_table.stride(), q.new_zeros(1, dtype=torch.int32),
             kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
             STORE_LSE=store_lse, GROUP=4, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, SLOTS=3, num_warps=4, launch_pdl=True,
         )

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 412012e6e0660519
-# body (hash of the text below): b95ddf7226eaffbd
+# inputs (hash of spec and templates): efbc3e30b415bc66
+# body (hash of the text below): af5a68534814f598
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -105,9 +105,8 @@ def _splits_by_batch(
 
 @triton.jit
 def _decode_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b, kv_lens_b_minus_sq_plus_q,
-    SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
+    kv_lens_b_minus_sq_plus_q, SK,
     block_table_ptr, stride_tp, stride_kp, stride_vp,
     kv_lo, kv_hi, BLOCK_N: tl.constexpr,
 ):
@@ -197,8 +196,7 @@ def _decode_kernel(
     l_i = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i, l_i, acc = _decode_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
+        m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
         kv_lens_b_minus_sq_plus_q, SK,
         block_table_ptr, stride_tp, stride_kp, stride_vp,
         (first + begin) * BLOCK_N, (first + stop) * BLOCK_N, BLOCK_N=BLOCK_N,
@@ -272,7 +270,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_paged")
-_LIBRARY = _library("kgen_80bf046891a4725f", "decode_paged")
+_LIBRARY = _library("kgen_d79e0c87d1e23237", "decode_paged")
 
 
 @functools.lru_cache(maxsize=None)
@@ -415,9 +413,8 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
             raise TypeError(f"decode_paged: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"decode_paged: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"decode_paged: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"decode_paged: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("decode_paged", "block_table kv_lens", block_table, kv_lens)

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 3515b8814a4b2191
-# body (hash of the text below): 7a8ea49a5c6757ed
-||||||| 02ba5cba
-# inputs: 3515b8814a4b2191
-# body: 7a8ea49a5c6757ed
-=======
-# inputs: b4a9eaf30538b337
-# body: 6de2b138f0b78eb5
->>>>>>> wt/y
+# inputs (hash of spec and templates): b4a9eaf30538b337
+# body (hash of the text below): 6de2b138f0b78eb5
 """Causal attention to the last 1024 positions of a KV cache.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 0e5bb0259a8b68a0
-# body (hash of the text below): fd30d942f624d284
+# inputs (hash of spec and templates): e95b61cb98052a15
+# body (hash of the text below): c2107eec39570df2
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -81,24 +81,21 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
-    kv_lens_b_minus_sq_plus_q, SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+    kv_lens_b, kv_lens_b_minus_sq_plus_q, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
-    If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
+    Skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
-        kv_start = start
-        if MASKED:
-            kv_start += tl.where(kv_start < gap_lo, 0, gap)
+        kv_start = start + tl.where(start < gap_lo, 0, gap)
         kv_idx = kv_start + offs_n
         if MASKED:
             kv_live = (kv_idx < SK) & (kv_idx < kv_lens_b)
@@ -174,14 +171,12 @@ def _forward_kernel(
     kv_full_hi = tl.maximum(tl.minimum(tl.minimum(kv_lens_b, q_start + kv_lens_b + 1 - SQ), SK), 0) // BLOCK_N * BLOCK_N
     kv_gap = tl.maximum(kv_full_hi - kv_full_lo, 0)
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         kv_lens_b, kv_lens_b_minus_sq_plus_q, SK,
         kv_lo, kv_hi, kv_full_lo, kv_gap, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         kv_lens_b, kv_lens_b_minus_sq_plus_q, SK,
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
@@ -236,9 +231,8 @@ def _splits_by_batch(
 
 @triton.jit
 def _decode_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b, kv_lens_b_minus_sq_plus_q,
-    SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
+    kv_lens_b_minus_sq_plus_q, SK,
     kv_lo, kv_hi, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
@@ -328,8 +322,7 @@ def _decode_kernel(
     l_i = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i, l_i, acc = _decode_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
+        m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
         kv_lens_b_minus_sq_plus_q, SK,
         (first + begin) * BLOCK_N, (first + stop) * BLOCK_N, BLOCK_N=BLOCK_N,
     )
@@ -403,7 +396,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_sliding_window")
-_LIBRARY = _library("kgen_ed125e363d28a0f3", "decode_sliding_window")
+_LIBRARY = _library("kgen_63bfcdefb37e48b5", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):
@@ -516,17 +509,15 @@ def _forward(q, k, v, kv_lens, scale, store_lse):
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -564,9 +555,10 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
             raise TypeError(f"decode_sliding_window: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"decode_sliding_window: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(
+                f"decode_sliding_window: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}",
+            )
     if not q.device == k.device == v.device:
         raise ValueError(
             f"decode_sliding_window: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}",

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 016f82e4b9051d11
-# body: fdd5c91bfc4251f7
+# inputs (hash of spec and templates): 2e69bfb836686552
+# body (hash of the text below): d92a5aa47bfd4eab
 """Delta rule without decay, as in DeltaNet.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

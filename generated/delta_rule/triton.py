@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fa8ed5ee2f63ac0e
-# body: fd68bface77d7d8c
+# inputs (hash of spec and templates): fb655ebece9ea9b0
+# body (hash of the text below): c69508b6fda0cdf8
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -58,15 +58,18 @@ _Q_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _K_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _SOLVE_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _STATES_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=4, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
 ]
 _OUTPUT_TILES = [
-    ((100, 90), dict(BLOCK_K=64, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
-_VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
+_VALUES_BACK_TILES = [
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _STATES_BACK_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -257,8 +260,8 @@ def _states_kernel(
     k_ptr, W_ptr, U_ptr, new_ptr, states_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64,
     T, NT,
-    stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -339,13 +342,13 @@ def _output_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, beta_ptr, state_ptr, o_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_beta_b: tl.int64, stride_beta_h: tl.int64,
-    stride_state_b: tl.int64, stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64, stride_beta_b: tl.int64, stride_beta_h: tl.int64, stride_state_b: tl.int64,
+    stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_beta_t: tl.constexpr, H: tl.constexpr,
-    HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_beta_t: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -381,12 +384,12 @@ def _decode_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _values_back_kernel(
     q_ptr, k_ptr, do_ptr, dnew_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute P^T dO for one (chunk, head): the gradient of updates from the output of their own chunk."""
     pid = tl.program_id(0)
@@ -420,12 +423,12 @@ def _values_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_back_kernel(
     q_ptr, k_ptr, do_ptr, W_ptr, dnew_ptr, dstates_ptr, dfinal_state_ptr, dinitial_state_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the gradient of the state after each chunk, and add its part to that of updates."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -456,12 +459,14 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
-        dnew += tl.dot(k, low)
         do = (do * scale).to(do.dtype)
-        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         dstate = tl.dot(tl.trans(q), do, dstate)
+        dnew += tl.dot(k, low)
+        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         W = tl.load(W_ptr + rows[:, None] * K + offs_k[None, :])
         dstate = dstate - tl.dot(tl.trans(W), dnew.to(W.dtype))
     if INITIAL:
@@ -472,12 +477,12 @@ def _states_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _keys_back_kernel(
     q_ptr, k_ptr, do_ptr, new_ptr, dnew_ptr, dW_ptr, states_ptr, dstates_ptr, dq_parts_ptr, dk_parts_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute BLOCK_K columns of the gradients of q and k of one (chunk, value head), without those of the solution.
 
@@ -686,7 +691,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_5ad4723a96bf255b", "delta_rule")
+_LIBRARY = _library("kgen_8aa241325125fd5d", "delta_rule")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -737,9 +742,8 @@ def _chunks(q, k, v, beta, initial_state, scale, final):
     U = q.new_empty((slots, HV, 64, 128))
     _start(
         _solve_kernel, slots * HV, layouts,
-        k, v, betas, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
-        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
-        HV=HV,
+        k, v, betas, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT, stride_k_t=k.stride(1),
+        stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
         **tile,
     )
     tile = _tile(_STATES_TILES, arch)
@@ -747,8 +751,8 @@ def _chunks(q, k, v, beta, initial_state, scale, final):
     states = q.new_empty((slots, HV, 128, 128))
     _start(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-        k, W, U, new, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT,
-        stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+        k, W, U, new, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
+        stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
         **tile,
     )
     return final_state, betas, q_mapped, k_mapped, inverse, W, new, states
@@ -781,8 +785,7 @@ def _forward_op(
         _start(
             _output_kernel, slots * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, new, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
-            HV=HV,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
             **tile,
         )
     return o, final_state, betas, q_mapped, k_mapped, inverse, W, new, states
@@ -793,18 +796,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Optional[Ten
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64), dtype=torch.float32),
-        q.new_empty(q.shape), k.new_empty(k.shape), q.new_empty((slots, HV, 64, 64)),
-        q.new_empty((slots, HV, 64, 128)), q.new_empty((slots, HV, 64, 128)),
-        q.new_empty((slots, HV, 128, 128)),
+        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64), dtype=torch.float32), q.new_empty(q.shape),
+        k.new_empty(k.shape), q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 128)),
+        q.new_empty((slots, HV, 64, 128)), q.new_empty((slots, HV, 128, 128)),
     )
 
 
 @_operator(_LIBRARY, "delta_rule_backward")
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, beta: Tensor,
-    initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor,
-    W: Tensor, new: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor, W: Tensor,
+    new: Tensor, states: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -834,9 +836,9 @@ def _backward_op(
         dnew = q.new_empty((slots, HV, 64, 128))
         _start(
             _values_back_kernel, slots * HV, layouts,
-            q, k, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T,
-            NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H, HV=HV,
+            q, k, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
+            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_STATES_BACK_TILES, arch)
@@ -844,9 +846,9 @@ def _backward_op(
         _start(
             _states_back_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, do, W, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H,
+            HV=HV, INITIAL=initial, FINAL=final,
             **tile,
         )
         tile = _tile(_KEYS_BACK_TILES, arch)
@@ -856,9 +858,9 @@ def _backward_op(
         _start(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, new, dnew, dW, states, dstates, dq_parts, dk_parts, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), H=H, HV=HV,
+            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H,
+            HV=HV,
             **tile,
         )
         tile = _tile(_SOLVE_BACK_TILES, arch)
@@ -866,9 +868,9 @@ def _backward_op(
         dv = v.new_empty(v.shape)
         _start(
             _solve_back_kernel, slots * HV, layouts,
-            k, v, betas, inverse, dnew, dW, dk_parts, dbetas, dv, k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), T, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
-            stride_v_c=v.stride(3), H=H, HV=HV,
+            k, v, betas, inverse, dnew, dW, dk_parts, dbetas, dv, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T,
+            NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
+            HV=HV,
             **tile,
         )
         tile = _tile(_GATES_BACK_TILES, arch)
@@ -901,8 +903,8 @@ def _backward_op(
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, beta: Tensor,
-    initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor,
-    W: Tensor, new: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor, W: Tensor,
+    new: Tensor, states: Tensor, scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial_state is not None else 0, dtype=torch.float32)
@@ -927,8 +929,7 @@ def _backward(ctx, do, dfinal_state, *_):
     scale = ctx.scale
     dq, dk, dv, grad_beta, dinitial_state = _once(
         "delta_rule", _backward_op,
-        do, dfinal_state, q, k, v, beta, initial_state, betas, q_mapped, k_mapped, inverse, W, new, states,
-        scale,
+        do, dfinal_state, q, k, v, beta, initial_state, betas, q_mapped, k_mapped, inverse, W, new, states, scale,
     )
     return (dq, dk, dv, grad_beta, None if initial_state is None else dinitial_state, None, None)
 
@@ -1009,11 +1010,11 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, sca
     with torch.cuda.device_of(q):
         _start(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-            q, k, v, beta, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), beta.stride(0), beta.stride(2), state.stride(0), state.stride(1), state.stride(2),
-            state.stride(3), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            stride_beta_t=beta.stride(1), H=H, HV=HV,
+            q, k, v, beta, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
+            beta.stride(0), beta.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_beta_t=beta.stride(1), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

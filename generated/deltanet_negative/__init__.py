@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ecc04d935558c245
-# body: c8b2979ef6076f11
+# inputs (hash of spec and templates): a29037e4b0f9f833
+# body (hash of the text below): b93534644ba1f2ca
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d7ab90c34a3d8c8d
-# body: 927dcf3eb16f7464
+# inputs (hash of spec and templates): 59cc6b3c1cc16239
+# body (hash of the text below): 124dcf3830399627
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -60,15 +60,18 @@ _Q_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _K_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _SOLVE_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
 _STATES_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=4, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
 ]
 _OUTPUT_TILES = [
-    ((100, 90), dict(BLOCK_K=64, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
-_VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
+_VALUES_BACK_TILES = [
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _STATES_BACK_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -299,8 +302,8 @@ def _states_kernel(
     k_ptr, W_ptr, U_ptr, new_ptr, states_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64,
     T, NT,
-    stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -381,13 +384,13 @@ def _output_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, b_ptr, state_ptr, o_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64,
-    stride_state_b: tl.int64, stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64, stride_state_b: tl.int64,
+    stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_b_t: tl.constexpr, H: tl.constexpr,
-    HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_b_t: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -425,12 +428,12 @@ def _decode_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _values_back_kernel(
     q_ptr, k_ptr, do_ptr, dnew_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute P^T dO for one (chunk, head): the gradient of updates from the output of their own chunk."""
     pid = tl.program_id(0)
@@ -464,12 +467,12 @@ def _values_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_back_kernel(
     q_ptr, k_ptr, do_ptr, W_ptr, dnew_ptr, dstates_ptr, dfinal_state_ptr, dinitial_state_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the gradient of the state after each chunk, and add its part to that of updates."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -500,12 +503,14 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
-        dnew += tl.dot(k, low)
         do = (do * scale).to(do.dtype)
-        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         dstate = tl.dot(tl.trans(q), do, dstate)
+        dnew += tl.dot(k, low)
+        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         W = tl.load(W_ptr + rows[:, None] * K + offs_k[None, :])
         dstate = dstate - tl.dot(tl.trans(W), dnew.to(W.dtype))
     if INITIAL:
@@ -516,12 +521,12 @@ def _states_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _keys_back_kernel(
     q_ptr, k_ptr, do_ptr, new_ptr, dnew_ptr, dW_ptr, states_ptr, dstates_ptr, dq_parts_ptr, dk_parts_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute BLOCK_K columns of the gradients of q and k of one (chunk, value head), without those of the solution.
 
@@ -733,7 +738,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_6b0133d615cb9710", "deltanet_negative")
+_LIBRARY = _library("kgen_6be8b02e9b777241", "deltanet_negative")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -784,9 +789,8 @@ def _chunks(q, k, v, b, initial_state, scale, final):
     U = q.new_empty((slots, HV, 64, 128))
     _start(
         _solve_kernel, slots * HV, layouts,
-        k, v, betas, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
-        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
-        HV=HV,
+        k, v, betas, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT, stride_k_t=k.stride(1),
+        stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
         **tile,
     )
     tile = _tile(_STATES_TILES, arch)
@@ -794,8 +798,8 @@ def _chunks(q, k, v, b, initial_state, scale, final):
     states = q.new_empty((slots, HV, 128, 128))
     _start(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-        k, W, U, new, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT,
-        stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+        k, W, U, new, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
+        stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
         **tile,
     )
     return final_state, betas, q_mapped, k_mapped, inverse, W, new, states
@@ -828,8 +832,7 @@ def _forward_op(
         _start(
             _output_kernel, slots * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, new, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
-            HV=HV,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
             **tile,
         )
     return o, final_state, betas, q_mapped, k_mapped, inverse, W, new, states
@@ -840,18 +843,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, b: Tensor, initial_state: Optional[Tensor
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64), dtype=torch.float32),
-        q.new_empty(q.shape), k.new_empty(k.shape), q.new_empty((slots, HV, 64, 64)),
-        q.new_empty((slots, HV, 64, 128)), q.new_empty((slots, HV, 64, 128)),
-        q.new_empty((slots, HV, 128, 128)),
+        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64), dtype=torch.float32), q.new_empty(q.shape),
+        k.new_empty(k.shape), q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 128)),
+        q.new_empty((slots, HV, 64, 128)), q.new_empty((slots, HV, 128, 128)),
     )
 
 
 @_operator(_LIBRARY, "deltanet_negative_backward")
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, b: Tensor,
-    initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor,
-    W: Tensor, new: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor, W: Tensor,
+    new: Tensor, states: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -881,9 +883,9 @@ def _backward_op(
         dnew = q.new_empty((slots, HV, 64, 128))
         _start(
             _values_back_kernel, slots * HV, layouts,
-            q, k, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T,
-            NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H, HV=HV,
+            q, k, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
+            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_STATES_BACK_TILES, arch)
@@ -891,9 +893,9 @@ def _backward_op(
         _start(
             _states_back_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, do, W, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H,
+            HV=HV, INITIAL=initial, FINAL=final,
             **tile,
         )
         tile = _tile(_KEYS_BACK_TILES, arch)
@@ -903,9 +905,9 @@ def _backward_op(
         _start(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, new, dnew, dW, states, dstates, dq_parts, dk_parts, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), H=H, HV=HV,
+            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H,
+            HV=HV,
             **tile,
         )
         tile = _tile(_SOLVE_BACK_TILES, arch)
@@ -913,9 +915,9 @@ def _backward_op(
         dv = v.new_empty(v.shape)
         _start(
             _solve_back_kernel, slots * HV, layouts,
-            k, v, betas, inverse, dnew, dW, dk_parts, dbetas, dv, k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), T, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
-            stride_v_c=v.stride(3), H=H, HV=HV,
+            k, v, betas, inverse, dnew, dW, dk_parts, dbetas, dv, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T,
+            NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
+            HV=HV,
             **tile,
         )
         tile = _tile(_GATES_BACK_TILES, arch)
@@ -948,8 +950,8 @@ def _backward_op(
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, b: Tensor,
-    initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor,
-    W: Tensor, new: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor, W: Tensor,
+    new: Tensor, states: Tensor, scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial_state is not None else 0, dtype=torch.float32)
@@ -1058,10 +1060,10 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, scale:
         _start(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            b.stride(0), b.stride(2), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT,
-            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_b_t=b.stride(1), H=H,
-            HV=HV,
+            b.stride(0), b.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_b_t=b.stride(1), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

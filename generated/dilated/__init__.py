@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): ccb71ab0f583f31c
-# body (hash of the text below): 74e22902860e2ace
-||||||| 02ba5cba
-# inputs: ccb71ab0f583f31c
-# body: 74e22902860e2ace
-=======
-# inputs: b96506dfcb36b856
-# body: ae74539a8881dea7
->>>>>>> wt/y
+# inputs (hash of spec and templates): b96506dfcb36b856
+# body (hash of the text below): ae74539a8881dea7
 """Causal attention to every fourth position back from the query.
 
 triton.py defines the function. The other files of this folder belong to it.

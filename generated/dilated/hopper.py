@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): cb9db2b893b6c9d1
-# body (hash of the text below): 05b63235dcd992a9
+# body (hash of the text below): 3a57a1c0df661f71
 """Causal attention to every fourth position back from the query.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -655,8 +655,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
         q_lo = kv_start // BLOCK_M * BLOCK_M
-        q_hi = problem.SQ
-        n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+        n_tiles = gl.maximum(gl.cdiv(problem.SQ - q_lo, BLOCK_M), 0)
         _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_tiles))
         i += 1
         for half in gl.static_range(2):

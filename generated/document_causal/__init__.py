@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): df0635eb6614072c
-# body (hash of the text below): a002462e8cf623ac
-||||||| 02ba5cba
-# inputs: df0635eb6614072c
-# body: a002462e8cf623ac
-=======
-# inputs: 784a2f1c4eac4f74
-# body: 4ccef150bc0805be
->>>>>>> wt/y
+# inputs (hash of spec and templates): 784a2f1c4eac4f74
+# body (hash of the text below): 4ccef150bc0805be
 """Causal self-attention within each document of a packed sequence.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): c41bce24c5412f88
-# body (hash of the text below): 3122a195c72fc795
+# body (hash of the text below): edb7fc4a31c4ff7b
 """Causal self-attention within each document of a packed sequence.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -938,8 +938,7 @@ def backward_on_hopper(layouts, q, k, v, doc, scale, dout, lse, delta, counters,
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,
-        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc,
-        counters,
+        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc, counters,
         doc, *doc.stride(), B, HQ, SQ, SK, scale,
         GROUP=4, BLOCK_M=64, BLOCK_N=128, SLOTS=2, num_warps=4, launch_pdl=True,
     )

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 0bfdfae262a197e0
-# body (hash of the text below): 40793b30b4856ab2
-||||||| 02ba5cba
-# inputs: 0bfdfae262a197e0
-# body: 40793b30b4856ab2
-=======
-# inputs: d40b5bd32349f9bf
-# body: d9d5d5b331f56590
->>>>>>> wt/y
+# inputs (hash of spec and templates): d40b5bd32349f9bf
+# body (hash of the text below): d9d5d5b331f56590
 """Attention of every query to every key.
 
 triton.py defines the function. The other files of this folder belong to it.

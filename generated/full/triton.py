@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e94b0749713841e7
-# body (hash of the text below): f6d1f3008908b4b5
+# inputs (hash of spec and templates): c28fa0362b86187b
+# body (hash of the text below): 5e36a442eb896b50
 """Attention of every query to every key.
 
     out = softmax(scale * q @ k^T) @ v
@@ -82,8 +82,7 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
@@ -164,17 +163,14 @@ def _forward_kernel(
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
 
-    kv_hi = SK
     kv_full_hi = SK // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
-        kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
+        kv_full_hi, SK, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows without a visible key get zeros, and lse is -inf.
@@ -206,12 +202,11 @@ def _delta_kernel(
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
-    delta = tl.zeros([BLOCK_M], tl.float32)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
@@ -221,9 +216,7 @@ def _delta_kernel(
 
 @triton.jit
 def _dq_tiles(
-    dq,
-    q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-    SK,
+    dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from lse."""
@@ -255,9 +248,8 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(
-                mask, p, 0.0
-            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -293,11 +285,9 @@ def _dq_kernel(
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
-    else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-    if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
         do = tl.load(
             do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
         )
@@ -305,19 +295,16 @@ def _dq_kernel(
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
 
-    kv_hi = SK
     kv_full_hi = SK // BLOCK_N * BLOCK_N
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, SK,
-        kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        SK,
+        kv_full_hi, SK, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     dq_rows = dq_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
@@ -326,8 +313,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv,
-    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
     qk_scale, SQ,
     q_lo, q_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
@@ -405,11 +391,9 @@ def _dkdv_kernel(
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
-    else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-    if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
@@ -417,19 +401,16 @@ def _dkdv_kernel(
     do_head = do_ptr + b * stride_gb + h * stride_gh
     lse_head = lse_ptr + (b * HQ + h).to(tl.int64) * SQ
     delta_head = delta_ptr + (b * HQ + h).to(tl.int64) * SQ
-    q_hi = SQ
     q_full_hi = SQ // BLOCK_M * BLOCK_M
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, qk_scale, SQ,
         0, q_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, qk_scale, SQ,
-        q_full_hi, q_hi, 0, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
+        q_full_hi, SQ, 0, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
@@ -442,7 +423,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("full")
-_LIBRARY = _library("kgen_e410f9f53ea66fe0", "full")
+_LIBRARY = _library("kgen_628f6a3bd9f2f64d", "full")
 
 
 def _descriptors(tile, *blocks):
@@ -498,17 +479,15 @@ def _forward(q, k, v, scale, store_lse):
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            B, HQ, SQ, SK, scale,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -545,55 +524,44 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, dout, dlse, out, lse, dq, dk, dv)
-    arch = _arch(q.device)
     dq_sum = _hopper().sums_for_dq(q, k) if on_hopper else None
     with torch.cuda.device_of(q):
-        if lse.numel():
-            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
-            _launch(
-                _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta,
-                *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
-            )
+        dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+        _launch(
+            _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
+            out, dout, dlse, delta,
+            *out.stride(), *dout.stride(), *dlse_strides,
+            HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
+        )
         if on_hopper:
             _hopper().backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dq_sum, dq, dk, dv)
         else:
-            tile = _tile(_DQ_TILES, arch, q, k, v, dout)
+            tile = _tile(_DQ_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SQ, BLOCK_M) * B * HQ
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dq_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    B, HQ, SQ, SK, scale,
-                    GROUP=4, **tile,
-                )
-            tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dq_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dq,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
+                B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
+            )
+            tile = _tile(_DKDV_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SK, BLOCK_N) * B * HQ
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    B, HQ, SQ, SK, scale,
-                    GROUP=4, **tile,
-                )
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dkdv_kernel, _cdiv(SK, BLOCK_N) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dk, dv,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
+                B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
+            )
     return dq, dk, dv
 
 
 @_operator(_LIBRARY, "full_backward")
 def _backward_op(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    scale: float,
+    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _gradients(dout, dlse, out, lse, q, k, v, scale)
 
@@ -604,7 +572,7 @@ def _(dout, dlse, out, lse, q, k, v, scale):
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, scale, = inputs
+    q, k, v, scale = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
     ctx.scalars = (scale,)
@@ -641,9 +609,8 @@ def full(q, k, v, *, scale=None, return_lse=False):
             raise TypeError(f"full: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"full: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"full: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"full: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape

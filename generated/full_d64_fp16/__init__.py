@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 23a77013f79459c6
-# body (hash of the text below): 58afcd7f97b158eb
-||||||| 02ba5cba
-# inputs: 23a77013f79459c6
-# body: 58afcd7f97b158eb
-=======
-# inputs: c267337653b30126
-# body: 47504e241d8b152b
->>>>>>> wt/y
+# inputs (hash of spec and templates): c267337653b30126
+# body (hash of the text below): 47504e241d8b152b
 """Attention of every query to every key, heads of 64 in fp16.
 
 triton.py defines the function. The other files of this folder belong to it.

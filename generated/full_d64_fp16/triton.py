@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e1309be815745297
-# body (hash of the text below): 45f857b38f54b64d
+# inputs (hash of spec and templates): c7a64cfb59f32a42
+# body (hash of the text below): e3d3f1cd6d28a529
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -81,8 +81,7 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
@@ -163,17 +162,14 @@ def _forward_kernel(
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
 
-    kv_hi = SK
     kv_full_hi = SK // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
-        kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
+        kv_full_hi, SK, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows without a visible key get zeros, and lse is -inf.
@@ -205,12 +201,11 @@ def _delta_kernel(
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
-    delta = tl.zeros([BLOCK_M], tl.float32)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
@@ -220,9 +215,7 @@ def _delta_kernel(
 
 @triton.jit
 def _dq_tiles(
-    dq,
-    q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-    SK,
+    dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from lse."""
@@ -254,9 +247,8 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(
-                mask, p, 0.0
-            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -292,11 +284,9 @@ def _dq_kernel(
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
-    else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-    if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
         do = tl.load(
             do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
         )
@@ -304,19 +294,16 @@ def _dq_kernel(
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
 
-    kv_hi = SK
     kv_full_hi = SK // BLOCK_N * BLOCK_N
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, SK,
-        kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        SK,
+        kv_full_hi, SK, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     dq_rows = dq_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
@@ -325,8 +312,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv,
-    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
     qk_scale, SQ,
     q_lo, q_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
@@ -404,11 +390,9 @@ def _dkdv_kernel(
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
-    else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-    if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
@@ -416,19 +400,16 @@ def _dkdv_kernel(
     do_head = do_ptr + b * stride_gb + h * stride_gh
     lse_head = lse_ptr + (b * HQ + h).to(tl.int64) * SQ
     delta_head = delta_ptr + (b * HQ + h).to(tl.int64) * SQ
-    q_hi = SQ
     q_full_hi = SQ // BLOCK_M * BLOCK_M
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, qk_scale, SQ,
         0, q_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, qk_scale, SQ,
-        q_full_hi, q_hi, 0, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
+        q_full_hi, SQ, 0, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
@@ -441,7 +422,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("full_d64_fp16")
-_LIBRARY = _library("kgen_a003f0ee8fc13e9c", "full_d64_fp16")
+_LIBRARY = _library("kgen_143fe1b7f3ebb244", "full_d64_fp16")
 
 
 def _descriptors(tile, *blocks):
@@ -493,17 +474,15 @@ def _forward(q, k, v, scale, store_lse):
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            B, HQ, SQ, SK, scale,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -551,7 +530,6 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, dout, dlse, out, lse, dq, dk, dv)
-    arch = _arch(q.device)
     with torch.cuda.device_of(q):
         if _delta is not None:
             found = _delta(out, dout, None if dlse is None else dlse * math.log2(math.e))
@@ -563,7 +541,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
             if not found.is_contiguous() or found.data_ptr() % 16:
                 raise ValueError("full_d64_fp16: delta must be contiguous and aligned to 16 bytes")
             delta = found
-        elif lse.numel():
+        else:
             dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
@@ -571,44 +549,35 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
                 *out.stride(), *dout.stride(), *dlse_strides,
                 HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
             )
-        tile = _tile(_DQ_TILES, arch, q, k, v, dout)
+        tile = _tile(_DQ_TILES, _arch(q.device), q, k, v, dout)
         BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-        programs = _cdiv(SQ, BLOCK_M) * B * HQ
-        if programs:
-            q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64),
-            )
-            _launch(
-                _dq_kernel, programs, layouts,
-                q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
-                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                B, HQ, SQ, SK, scale,
-                GROUP=4, **tile,
-            )
+        descs = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64))
+        _launch(
+            _dq_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, dout, *descs, lse, delta, dq,
+            *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
+            B, HQ, SQ, SK, scale,
+            GROUP=4, **tile,
+        )
         if on_hopper:
             _hopper().backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dk, dv)
         else:
-            tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
+            tile = _tile(_DKDV_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SK, BLOCK_N) * B * HQ
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64),
-                )
-                _launch(
-                    _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    B, HQ, SQ, SK, scale,
-                    GROUP=4, **tile,
-                )
+            descs = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64))
+            _launch(
+                _dkdv_kernel, _cdiv(SK, BLOCK_N) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dk, dv,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
+                B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
+            )
     return dq, dk, dv
 
 
 @_operator(_LIBRARY, "full_d64_fp16_backward")
 def _backward_op(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    scale: float,
+    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _gradients(dout, dlse, out, lse, q, k, v, scale)
 
@@ -619,7 +588,7 @@ def _(dout, dlse, out, lse, q, k, v, scale):
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, scale, = inputs
+    q, k, v, scale = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
     ctx.scalars = (scale,)
@@ -656,9 +625,8 @@ def full_d64_fp16(q, k, v, *, scale=None, return_lse=False):
             raise TypeError(f"full_d64_fp16: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.float16:
         q, k, v = _cast(torch.float16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.float16:
-                raise TypeError(f"full_d64_fp16: {arg_name} must be float16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.float16:
+            raise TypeError(f"full_d64_fp16: q, k and v must be float16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"full_d64_fp16: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 4cd6ec62c29de11e
-# body (hash of the text below): eb450b3b6843ef78
+# body (hash of the text below): e213442b73887324
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -259,8 +259,8 @@ def _forward_op(x: Tensor, residual: Tensor, weight: Tensor, eps: float, save: b
         kernel, shape, resident = _plan("forward", x.device, width, vector)
         groups = _groups(rows, shape, resident)
         arguments = (
-            *_rows(x), *_rows(residual), weight.data_ptr(), out.data_ptr(), h.data_ptr(), rstd.data_ptr(), rows,
-            width, ctypes.c_float(eps),
+            *_rows(x), *_rows(residual), weight.data_ptr(), out.data_ptr(), h.data_ptr(), rstd.data_ptr(), rows, width,
+            ctypes.c_float(eps),
         )
         _launch(x.device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     return outputs

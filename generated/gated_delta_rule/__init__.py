@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a8818f0ea477d09f
-# body: 1a17707652fe4a3c
+# inputs (hash of spec and templates): 680a004a52206cc2
+# body (hash of the text below): 92867ef2670b6223
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 4d55e3e1014aa195
-# body (hash of the text below): b8a3d08ed0e2e7d3
+# body (hash of the text below): 7fe93ee2a669f050
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -258,8 +258,7 @@ def _forward_op(x: Tensor, weight: Tensor, z: Tensor, eps: float, save: bool) ->
         kernel, shape, resident = _plan("forward", x.device, width, vector)
         groups = _groups(rows, shape, resident)
         arguments = (
-            *_rows(x), *_rows(z), weight.data_ptr(), out.data_ptr(), rstd.data_ptr(), rows, width,
-            ctypes.c_float(eps),
+            *_rows(x), *_rows(z), weight.data_ptr(), out.data_ptr(), rstd.data_ptr(), rows, width, ctypes.c_float(eps),
         )
         _launch(x.device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     return outputs

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): e078787c74c285ac
-# body (hash of the text below): 530bfef4cea2970c
-||||||| 02ba5cba
-# inputs: e078787c74c285ac
-# body: 530bfef4cea2970c
-=======
-# inputs: f8258eb3522af374
-# body: cb78dd8aa463c40e
->>>>>>> wt/y
+# inputs (hash of spec and templates): f8258eb3522af374
+# body (hash of the text below): cb78dd8aa463c40e
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 triton.py defines the function. The other files of this folder belong to it.

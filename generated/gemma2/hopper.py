@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): f5c3d8ddfea0668c
-# body (hash of the text below): 9bf4335a42197d10
+# body (hash of the text below): 22d7758b8c3535d2
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -1010,8 +1010,7 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq, 
     programs = min(_cdiv(SK, 64) * B * HKV, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,
-        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc,
-        counters,
+        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc, counters,
         B, HQ, SQ, SK, scale, GQA=HQ // HKV,
         GROUP=4, BLOCK_M=64, BLOCK_N=64, SLOTS=2, num_warps=4, launch_pdl=True,
     )

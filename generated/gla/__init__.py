@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a215f5bf0eaffd3f
-# body: a9d89e4f5cb1e741
+# inputs (hash of spec and templates): d5c943954009f4fc
+# body (hash of the text below): 5ac1b3bd89bffd11
 """Gated linear attention, whose decay differs by column of the keys.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

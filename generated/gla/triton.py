@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 600dac6153858609
-# body: 24656f71d861d4d0
+# inputs (hash of spec and templates): d57ebde2d81b376c
+# body (hash of the text below): f3ae891e21b40363
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -59,11 +59,14 @@ _STATES_TILES = [
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
 ]
 _OUTPUT_TILES = [
-    ((100, 90), dict(BLOCK_K=64, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
-_VALUES_BACK_TILES = [((), dict(BLOCK_V=64, num_stages=1, num_warps=4)),]
+_VALUES_BACK_TILES = [
+    ((100, 90), dict(BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _STATES_BACK_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -264,13 +267,14 @@ def _output_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, o_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64,
-    stride_state_b: tl.int64, stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64, stride_state_b: tl.int64,
+    stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_g_t: tl.constexpr, stride_g_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_state_k: tl.constexpr, stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -332,12 +336,12 @@ def _values_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_back_kernel(
     q_ptr, k_ptr, do_ptr, G_ptr, dnew_ptr, dstates_ptr, dfinal_state_ptr, dinitial_state_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the gradient of the state after each chunk, and add its part to that of updates."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -368,15 +372,16 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         G = tl.load(G_ptr + rows[:, None] * K + offs_k[None, :])
         G_last = tl.load(G_ptr + (chunk * BT + BT - 1) * K + offs_k)
-        dnew += tl.dot((k * tl.exp2(G_last[None, :] - G)).to(low.dtype), low)
-        dstate = dstate * tl.exp2(G_last)[:, None]
         q = (q * tl.exp2(G) * scale).to(q_ptr.dtype.element_ty)
+        dstate = tl.dot(tl.trans(q), do, dstate * tl.exp2(G_last)[:, None])
+        dnew += tl.dot((k * tl.exp2(G_last[None, :] - G)).to(low.dtype), low)
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(tl.trans(q), do, dstate)
     if INITIAL:
         dinitial = dinitial_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(dinitial, dstate.to(dinitial_state_ptr.dtype.element_ty))
@@ -385,8 +390,8 @@ def _states_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _keys_back_kernel(
     q_ptr, k_ptr, do_ptr, v_ptr, G_ptr, states_ptr, dstates_ptr, dq_parts_ptr, dk_parts_ptr, dG_ptr, dP_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
@@ -631,7 +636,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_5f5306ad3aa18d82", "gla")
+_LIBRARY = _library("kgen_ba58713dd0f14539", "gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -673,8 +678,8 @@ def _chunks(q, k, v, g, initial_state, scale, final):
     _start(
         _states_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
         k, v, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
-        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
-        HV=HV, INITIAL=initial, FINAL=final,
+        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+        INITIAL=initial, FINAL=final,
         **tile,
     )
     return final_state, G, P, states
@@ -698,8 +703,7 @@ def _forward_op(
         _start(
             _output_kernel, slots * HV * (256 // tile["BLOCK_V"]), layouts,
             q, P, v, G, states, o, q.stride(0), q.stride(2), v.stride(0), v.stride(2), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
-            HV=HV,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
     return o, final_state, G, P, states
@@ -740,8 +744,7 @@ def _backward_op(
         dnew = q.new_empty((slots, HV, 64, 256))
         _start(
             _values_back_kernel, slots * HV, layouts,
-            P, do, dnew, do.stride(0), do.stride(2), T, NT, stride_do_t=do.stride(1), stride_do_c=do.stride(3),
-            HV=HV,
+            P, do, dnew, do.stride(0), do.stride(2), T, NT, stride_do_t=do.stride(1), stride_do_c=do.stride(3), HV=HV,
             **tile,
         )
         tile = _tile(_STATES_BACK_TILES, arch)
@@ -749,9 +752,9 @@ def _backward_op(
         _start(
             _states_back_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
             q, k, do, G, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H,
+            HV=HV, INITIAL=initial, FINAL=final,
             **tile,
         )
         tile = _tile(_KEYS_BACK_TILES, arch)
@@ -762,10 +765,9 @@ def _backward_op(
         _start(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, v, G, states, dstates, dq_parts, dk_parts, dG, dP, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_do_t=do.stride(1), stride_do_c=do.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            H=H, HV=HV,
+            k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
+            stride_do_c=do.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_UPDATES_BACK_TILES, arch)
@@ -779,16 +781,14 @@ def _backward_op(
         _start(
             _pairs_back_kernel, slots * HV * 4 * (128 // tile["BLOCK_K"]), layouts,
             q, k, G, dP, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
-            HV=HV,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_GATES_BACK_TILES, arch)
         grad_g = g.new_empty(g.shape)
         _start(
             _gates_back_kernel, slots * HV, layouts,
-            g, dG, grad_g, g.stride(0), g.stride(2), T, NT, stride_g_t=g.stride(1), stride_g_c=g.stride(3),
-            HV=HV,
+            g, dG, grad_g, g.stride(0), g.stride(2), T, NT, stride_g_t=g.stride(1), stride_g_c=g.stride(3), HV=HV,
             **tile,
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
@@ -914,10 +914,10 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, scale:
         _start(
             _decode_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
             q, k, v, g, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            g.stride(0), g.stride(2), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT,
-            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_g_t=g.stride(1),
-            stride_g_c=g.stride(3), H=H, HV=HV,
+            g.stride(0), g.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_g_c=g.stride(3), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 87a9bbd428d737a1
-# body (hash of the text below): c032b059cacbfcc7
-||||||| 02ba5cba
-# inputs: 87a9bbd428d737a1
-# body: c032b059cacbfcc7
-=======
-# inputs: 06677c01340385fb
-# body: db32d1759d5023c3
->>>>>>> wt/y
+# inputs (hash of spec and templates): 06677c01340385fb
+# body (hash of the text below): db32d1759d5023c3
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): fd87a469e9d943f8
-# body (hash of the text below): 746f11c1df66d63f
+# body (hash of the text below): daab2cdf0a7d8ef7
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -478,8 +478,7 @@ def backward_on_hopper(layouts, q, k, v, sinks, scale, dout, lse, delta, counter
     programs = min(_cdiv(SK, 128) * B * HKV, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,
-        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc,
-        counters,
+        q_desc, k_desc, v_desc, do_desc, _gluon_rows(lse, 64), _gluon_rows(delta, 64), dk_desc, dv_desc, counters,
         B, HQ, SQ, SK, scale, GQA=HQ // HKV,
         GROUP=4, BLOCK_M=64, BLOCK_N=128, SLOTS=4, num_warps=4, launch_pdl=True,
     )

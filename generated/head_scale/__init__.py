@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): cb0c690ee46aadc7
-# body (hash of the text below): 8b95be6a4ef37a7f
-||||||| 02ba5cba
-# inputs: cb0c690ee46aadc7
-# body: 8b95be6a4ef37a7f
-=======
-# inputs: 21799a244cd73e04
-# body: 58baa9c500d6a898
->>>>>>> wt/y
+# inputs (hash of spec and templates): 21799a244cd73e04
+# body (hash of the text below): 58baa9c500d6a898
 """Attention with a learned temperature for each head.
 
 triton.py defines the function. The other files of this folder belong to it.

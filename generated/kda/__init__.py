@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6924ba363a8ab2d0
-# body: a1b5f0ad2961d536
+# inputs (hash of spec and templates): 961d29a2d4ad12ef
+# body (hash of the text below): 27cddc6794f9c439
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

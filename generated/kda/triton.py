@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c4c070af7dc3c7a
-# body: 7d3f24228dbaa619
+# inputs (hash of spec and templates): 7ea9d270a73d7a53
+# body (hash of the text below): 41949035ae405387
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -64,11 +64,14 @@ _STATES_TILES = [
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
 ]
 _OUTPUT_TILES = [
-    ((100, 90), dict(BLOCK_K=64, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
-_VALUES_BACK_TILES = [((), dict(BLOCK_V=64, num_stages=1, num_warps=4)),]
+_VALUES_BACK_TILES = [
+    ((100, 90), dict(BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _STATES_BACK_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -139,8 +142,8 @@ def _gates_kernel(
     stride_g_b: tl.int64, stride_g_h: tl.int64, stride_a_log_h: tl.int64, stride_dt_bias_h: tl.int64,
     stride_b_b: tl.int64, stride_b_h: tl.int64,
     T, NT,
-    stride_g_t: tl.constexpr, stride_g_c: tl.constexpr, stride_dt_bias_c: tl.constexpr,
-    stride_b_t: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    stride_g_t: tl.constexpr, stride_g_c: tl.constexpr, stride_dt_bias_c: tl.constexpr, stride_b_t: tl.constexpr,
+    HV: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
     """Compute G and the factors of updates. G is the decay since the start of the chunk, as a power of 2."""
     pid = tl.program_id(0)
@@ -364,8 +367,8 @@ def _states_kernel(
     k_ptr, W_ptr, U_ptr, new_ptr, G_ptr, states_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64,
     T, NT,
-    stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -410,8 +413,8 @@ def _output_kernel(
     q_ptr, P_ptr, new_ptr, G_ptr, states_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64,
     T, NT, scale,
-    stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute BLOCK_V columns of o for one (chunk, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -446,15 +449,15 @@ def _output_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, a_log_ptr, dt_bias_ptr, b_ptr, state_ptr, o_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64,
-    stride_a_log_h: tl.int64, stride_dt_bias_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64,
-    stride_state_b: tl.int64, stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64, stride_a_log_h: tl.int64,
+    stride_dt_bias_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64, stride_state_b: tl.int64,
+    stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_g_t: tl.constexpr, stride_g_c: tl.constexpr,
-    stride_dt_bias_c: tl.constexpr, stride_b_t: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    stride_dt_bias_c: tl.constexpr, stride_b_t: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -522,12 +525,12 @@ def _values_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_back_kernel(
     q_ptr, k_ptr, do_ptr, G_ptr, W_ptr, dnew_ptr, dstates_ptr, dfinal_state_ptr, dinitial_state_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the gradient of the state after each chunk, and add its part to that of updates."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -558,15 +561,16 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         G = tl.load(G_ptr + rows[:, None] * K + offs_k[None, :])
         G_last = tl.load(G_ptr + (chunk * BT + BT - 1) * K + offs_k)
-        dnew += tl.dot((k * tl.exp2(G_last[None, :] - G)).to(low.dtype), low)
-        dstate = dstate * tl.exp2(G_last)[:, None]
         q = (q * tl.exp2(G) * scale).to(q_ptr.dtype.element_ty)
+        dstate = tl.dot(tl.trans(q), do, dstate * tl.exp2(G_last)[:, None])
+        dnew += tl.dot((k * tl.exp2(G_last[None, :] - G)).to(low.dtype), low)
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(tl.trans(q), do, dstate)
         W = tl.load(W_ptr + rows[:, None] * K + offs_k[None, :])
         dstate = dstate - tl.dot(tl.trans(W), dnew.to(W.dtype))
     if INITIAL:
@@ -576,14 +580,14 @@ def _states_back_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _keys_back_kernel(
-    q_ptr, k_ptr, do_ptr, new_ptr, dnew_ptr, dW_ptr, G_ptr, states_ptr, dstates_ptr, dq_parts_ptr, dk_parts_ptr,
-    dG_ptr, dP_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    q_ptr, k_ptr, do_ptr, new_ptr, dnew_ptr, dW_ptr, G_ptr, states_ptr, dstates_ptr, dq_parts_ptr, dk_parts_ptr, dG_ptr,
+    dP_ptr,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute BLOCK_K columns of the gradients of q and k of one (chunk, value head), without those of the solution.
 
@@ -641,8 +645,7 @@ def _keys_back_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _solve_back_kernel(
-    k_ptr, v_ptr, G_ptr, betas_ptr, inverse_ptr, dnew_ptr, dW_ptr, dk_parts_ptr, dG_ptr, dbetas_ptr, dA_ptr,
-    dv_ptr,
+    k_ptr, v_ptr, G_ptr, betas_ptr, inverse_ptr, dnew_ptr, dW_ptr, dk_parts_ptr, dG_ptr, dbetas_ptr, dA_ptr, dv_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
@@ -795,13 +798,12 @@ def _pairs_back_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _gates_back_kernel(
-    g_ptr, a_log_ptr, dt_bias_ptr, b_ptr, dG_ptr, dbetas_ptr, grad_g_ptr, grad_a_log_ptr, grad_dt_bias_ptr,
-    grad_b_ptr,
+    g_ptr, a_log_ptr, dt_bias_ptr, b_ptr, dG_ptr, dbetas_ptr, grad_g_ptr, grad_a_log_ptr, grad_dt_bias_ptr, grad_b_ptr,
     stride_g_b: tl.int64, stride_g_h: tl.int64, stride_a_log_h: tl.int64, stride_dt_bias_h: tl.int64,
     stride_b_b: tl.int64, stride_b_h: tl.int64,
     T, NT,
-    stride_g_t: tl.constexpr, stride_g_c: tl.constexpr, stride_dt_bias_c: tl.constexpr,
-    stride_b_t: tl.constexpr, HV: tl.constexpr, BETA_PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
+    stride_g_t: tl.constexpr, stride_g_c: tl.constexpr, stride_dt_bias_c: tl.constexpr, stride_b_t: tl.constexpr,
+    HV: tl.constexpr, BETA_PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
     """Compute the gradients of the buffers of the decay and of beta, for one (chunk, head).
 
@@ -918,7 +920,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_22c96d645b85a68c", "kda")
+_LIBRARY = _library("kgen_dfde5f2dfd61c777", "kda")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -945,9 +947,9 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     betas = q.new_empty((slots, HV, 64), dtype=torch.float32)
     _start(
         _gates_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
-        g, a_log, dt_bias, b, G, betas, g.stride(0), g.stride(2), a_log.stride(0), dt_bias.stride(0),
-        b.stride(0), b.stride(2), T, NT, stride_g_t=g.stride(1), stride_g_c=g.stride(3),
-        stride_dt_bias_c=dt_bias.stride(1), stride_b_t=b.stride(1), HV=HV,
+        g, a_log, dt_bias, b, G, betas, g.stride(0), g.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0),
+        b.stride(2), T, NT, stride_g_t=g.stride(1), stride_g_c=g.stride(3), stride_dt_bias_c=dt_bias.stride(1),
+        stride_b_t=b.stride(1), HV=HV,
         **tile,
     )
     tile = _tile(_Q_MAP_TILES, arch)
@@ -982,8 +984,7 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     _start(
         _solve_kernel, slots * HV, layouts,
         k, v, G, betas, A, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
-        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
-        HV=HV,
+        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
         **tile,
     )
     tile = _tile(_STATES_TILES, arch)
@@ -991,8 +992,8 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     states = q.new_empty((slots, HV, 128, 128))
     _start(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-        k, W, U, new, G, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT,
-        stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+        k, W, U, new, G, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
+        stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
         **tile,
     )
     return final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states
@@ -1083,8 +1084,7 @@ def _backward_op(
         dnew = q.new_empty((slots, HV, 64, 128))
         _start(
             _values_back_kernel, slots * HV, layouts,
-            P, do, dnew, do.stride(0), do.stride(2), T, NT, stride_do_t=do.stride(1), stride_do_c=do.stride(3),
-            HV=HV,
+            P, do, dnew, do.stride(0), do.stride(2), T, NT, stride_do_t=do.stride(1), stride_do_c=do.stride(3), HV=HV,
             **tile,
         )
         tile = _tile(_STATES_BACK_TILES, arch)
@@ -1092,9 +1092,9 @@ def _backward_op(
         _start(
             _states_back_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, do, G, W, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H,
+            HV=HV, INITIAL=initial, FINAL=final,
             **tile,
         )
         tile = _tile(_KEYS_BACK_TILES, arch)
@@ -1117,17 +1117,17 @@ def _backward_op(
         dv = v.new_empty(v.shape)
         _start(
             _solve_back_kernel, slots * HV, layouts,
-            k, v, G, betas, inverse, dnew, dW, dk_parts, dG, dbetas, dA, dv, k.stride(0), k.stride(2),
-            v.stride(0), v.stride(2), T, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+            k, v, G, betas, inverse, dnew, dW, dk_parts, dG, dbetas, dA, dv, k.stride(0), k.stride(2), v.stride(0),
+            v.stride(2), T, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_PAIRS_BACK_TILES, arch)
         _start(
             _pairs_back_kernel, slots * HV * 4 * (128 // tile["BLOCK_K"]), layouts,
-            q, k, G, betas, dbetas, dP, dA, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), T, NT, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), H=H, HV=HV,
+            q, k, G, betas, dbetas, dP, dA, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
+            T, NT, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
+            HV=HV,
             **tile,
         )
         tile = _tile(_GATES_BACK_TILES, arch)
@@ -1137,10 +1137,10 @@ def _backward_op(
         grad_b = b.new_empty(b.shape)
         _start(
             _gates_back_kernel, slots * HV, layouts,
-            g, a_log, dt_bias, b, dG, dbetas, grad_g, grad_a_log, grad_dt_bias, grad_b, g.stride(0),
-            g.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2), T, NT,
-            stride_g_t=g.stride(1), stride_g_c=g.stride(3), stride_dt_bias_c=dt_bias.stride(1),
-            stride_b_t=b.stride(1), HV=HV, BETA_PARTS=dbetas.shape[0],
+            g, a_log, dt_bias, b, dG, dbetas, grad_g, grad_a_log, grad_dt_bias, grad_b, g.stride(0), g.stride(2),
+            a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2), T, NT, stride_g_t=g.stride(1),
+            stride_g_c=g.stride(3), stride_dt_bias_c=dt_bias.stride(1), stride_b_t=b.stride(1), HV=HV,
+            BETA_PARTS=dbetas.shape[0],
             **tile,
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
@@ -1197,12 +1197,12 @@ def _backward(ctx, do, dfinal_state, *_):
     scale = ctx.scale
     dq, dk, dv, grad_g, grad_a_log, grad_dt_bias, grad_b, dinitial_state = _once(
         "kda", _backward_op,
-        do, dfinal_state, q, k, v, g, a_log, dt_bias, b, initial_state, G, betas, q_mapped, k_mapped, P,
-        inverse, W, new, states, scale,
+        do, dfinal_state, q, k, v, g, a_log, dt_bias, b, initial_state, G, betas, q_mapped, k_mapped, P, inverse, W,
+        new, states, scale,
     )
     return (
-        dq, dk, dv, grad_g, grad_a_log, grad_dt_bias, grad_b, None if initial_state is None else dinitial_state,
-        None, None,
+        dq, dk, dv, grad_g, grad_a_log, grad_dt_bias, grad_b, None if initial_state is None else dinitial_state, None,
+        None,
     )
 
 
@@ -1281,8 +1281,7 @@ def kda(q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output
 
 
 def _decode_op(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor, scale: float,
 ) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
@@ -1293,12 +1292,12 @@ def _decode_op(
     with torch.cuda.device_of(q):
         _start(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-            q, k, v, g, a_log, dt_bias, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
-            v.stride(0), v.stride(2), g.stride(0), g.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0),
-            b.stride(2), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_g_c=g.stride(3),
-            stride_dt_bias_c=dt_bias.stride(1), stride_b_t=b.stride(1), H=H, HV=HV,
+            q, k, v, g, a_log, dt_bias, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
+            v.stride(2), g.stride(0), g.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2),
+            state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
+            stride_g_t=g.stride(1), stride_g_c=g.stride(3), stride_dt_bias_c=dt_bias.stride(1), stride_b_t=b.stride(1),
+            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o
@@ -1312,8 +1311,7 @@ _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "kda_decode").default
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
 def _(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor, scale: float,
 ):
     return v.new_empty(v.shape)
 

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 07614081790dac48
-# body (hash of the text below): 7b064e925dfc9e0f
+# body (hash of the text below): 9ce06c67159c5586
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -257,8 +257,8 @@ def _forward_op(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool)
         kernel, shape, resident = _plan("forward", x.device, width, vector)
         groups = _groups(rows, shape, resident)
         arguments = (
-            *_rows(x), weight.data_ptr(), bias.data_ptr(), out.data_ptr(), mean.data_ptr(), rstd.data_ptr(),
-            rows, width, ctypes.c_float(eps),
+            *_rows(x), weight.data_ptr(), bias.data_ptr(), out.data_ptr(), mean.data_ptr(), rstd.data_ptr(), rows,
+            width, ctypes.c_float(eps),
         )
         _launch(x.device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     return outputs
@@ -304,8 +304,8 @@ def _backward_op(dout: Tensor, mean: Tensor, rstd: Tensor, x: Tensor, weight: Te
     _launch(device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     if not shape.stages:
         arguments = (
-            *_rows(dout), *_rows(x), mean.data_ptr(), rstd.data_ptr(), d_weight_part.data_ptr(),
-            d_bias_part.data_ptr(), rows, width,
+            *_rows(dout), *_rows(x), mean.data_ptr(), rstd.data_ptr(), d_weight_part.data_ptr(), d_bias_part.data_ptr(),
+            rows, width,
         )
         grid = (-(-width // 32), shares, 1)
         _launch(device, "layer_norm_kernels::columns_kernel", grid, 256, arguments)

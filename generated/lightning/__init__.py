@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: acce63573b9eaa8d
-# body: ab8f4ada2d44d25f
+# inputs (hash of spec and templates): 7cdfc67a04c123b8
+# body (hash of the text below): 17a61394abb852c5
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7e65bc3583f0acc0
-# body: 31eb8af6bce80dfe
+# inputs (hash of spec and templates): 4937972a02d48d2b
+# body (hash of the text below): 60685944d6830f39
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

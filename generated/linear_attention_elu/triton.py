@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b58bbc8f7f755fa7
-# body: 47b1d7860b93f72e
+# inputs (hash of spec and templates): e119d604ba753504
+# body (hash of the text below): 368da5570ca3ea20
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -60,7 +60,7 @@ V = tl.constexpr(64)
 _Q_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _K_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _STATES_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=4, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
 ]
 _OUTPUT_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
@@ -217,12 +217,12 @@ def _states_kernel(
 @triton.jit(do_not_specialize=["N", "T", "NT"])
 def _output_kernel(
     q_ptr, k_ptr, v_ptr, states_ptr, o_ptr, seqs_ptr, cu_seqlens_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64,
     N, T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute BLOCK_V columns of o for one (chunk, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -267,13 +267,12 @@ def _output_kernel(
 @triton.jit(do_not_specialize=["T"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, state_ptr, o_ptr, cu_seqlens_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64,
-    stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64,
     T, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_state_k: tl.constexpr, stride_state_v: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -310,12 +309,12 @@ def _decode_kernel(
 @triton.jit(do_not_specialize=["N", "T", "NT"])
 def _values_back_kernel(
     q_ptr, k_ptr, do_ptr, dnew_ptr, seqs_ptr, cu_seqlens_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     N, T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute P^T dO for one (chunk, head): the gradient of updates from the output of their own chunk."""
     pid = tl.program_id(0)
@@ -355,12 +354,12 @@ def _values_back_kernel(
 @triton.jit(do_not_specialize=["T"])
 def _states_back_kernel(
     q_ptr, k_ptr, do_ptr, dnew_ptr, dstates_ptr, dfinal_state_ptr, dinitial_state_ptr, cu_seqlens_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the gradient of the state after each chunk, and add its part to that of updates."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -394,12 +393,14 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
-        dnew += tl.dot(k, low)
         do = (do * scale).to(do.dtype)
-        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
         dstate = tl.dot(tl.trans(q), do, dstate)
+        dnew += tl.dot(k, low)
+        tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
     if INITIAL:
         dinitial = dinitial_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(dinitial, dstate.to(dinitial_state_ptr.dtype.element_ty))
@@ -408,8 +409,8 @@ def _states_back_kernel(
 @triton.jit(do_not_specialize=["N", "T", "NT"])
 def _keys_back_kernel(
     q_ptr, k_ptr, do_ptr, v_ptr, states_ptr, dstates_ptr, dq_parts_ptr, dk_parts_ptr, seqs_ptr, cu_seqlens_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     N, T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
@@ -569,7 +570,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_dff90af2cd2ac5a8", "linear_attention_elu")
+_LIBRARY = _library("kgen_c7269b6bd8cd300d", "linear_attention_elu")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -616,9 +617,9 @@ def _chunks(q, k, v, cu_seqlens, initial_state, scale, final):
     states = q.new_empty((slots, HV, 64, 64))
     _start(
         _states_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-        k, v, states, initial_state, final_state, cu_seqlens, k.stride(0), k.stride(2), v.stride(0),
-        v.stride(2), T, N, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
-        stride_v_c=v.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+        k, v, states, initial_state, final_state, cu_seqlens, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, N,
+        NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+        INITIAL=initial, FINAL=final,
         **tile,
     )
     return final_state, seqs, q_mapped, k_mapped, states
@@ -626,8 +627,7 @@ def _chunks(q, k, v, cu_seqlens, initial_state, scale, final):
 
 @_operator(_LIBRARY, "linear_attention_elu")
 def _forward_op(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float,
-    final: bool,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
@@ -644,20 +644,16 @@ def _forward_op(
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
         _start(
             _output_kernel, slots * HV * (64 // tile["BLOCK_V"]), layouts,
-            q, k, v, states, o, seqs, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
-            v.stride(0), v.stride(2), N, T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
-            HV=HV,
+            q, k, v, states, o, seqs, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
+            v.stride(2), N, T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
+            stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
     return o, final_state, seqs, q_mapped, k_mapped, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float,
-    final: bool,
-):
+def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float, final: bool):
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     final_state = q.new_empty((N, HV, 64, 64) if final else 0, dtype=torch.float32)
     return (
@@ -669,8 +665,7 @@ def _(
 @_operator(_LIBRARY, "linear_attention_elu_backward")
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor,
-    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Tensor,
-    scale: float,
+    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -698,19 +693,18 @@ def _backward_op(
         _start(
             _values_back_kernel, slots * HV, layouts,
             q, k, do, dnew, seqs, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0),
-            do.stride(2), N, T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3),
-            H=H, HV=HV,
+            do.stride(2), N, T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
+            stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 64, 64))
         _start(
             _states_back_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-            q, k, do, dnew, dstates, dfinal_state, dinitial_state, cu_seqlens, q.stride(0), q.stride(2),
-            k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+            q, k, do, dnew, dstates, dfinal_state, dinitial_state, cu_seqlens, q.stride(0), q.stride(2), k.stride(0),
+            k.stride(2), do.stride(0), do.stride(2), T, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H,
+            HV=HV, INITIAL=initial, FINAL=final,
             **tile,
         )
         tile = _tile(_KEYS_BACK_TILES, arch)
@@ -718,11 +712,10 @@ def _backward_op(
         dk_parts = q.new_empty((slots, HV, 64, 64))
         _start(
             _keys_back_kernel, slots * HV * (64 // tile["BLOCK_K"]), layouts,
-            q, k, do, v, states, dstates, dq_parts, dk_parts, seqs, cu_seqlens, q.stride(0), q.stride(2),
-            k.stride(0), k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), N, T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_do_t=do.stride(1), stride_do_c=do.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            H=H, HV=HV,
+            q, k, do, v, states, dstates, dq_parts, dk_parts, seqs, cu_seqlens, q.stride(0), q.stride(2), k.stride(0),
+            k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), N, T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
+            stride_do_c=do.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_UPDATES_BACK_TILES, arch)
@@ -754,8 +747,7 @@ def _backward_op(
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor,
-    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Tensor,
-    scale: float,
+    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Tensor, scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     dinitial_state = q.new_empty((N, HV, 64, 64) if initial_state is not None else 0, dtype=torch.float32)
@@ -875,10 +867,10 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, state: Tensor, cu_seqlens: Tenso
     with torch.cuda.device_of(q):
         _start(
             _decode_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-            q, k, v, state, o, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+            q, k, v, state, o, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
+            state.stride(0), state.stride(1), T, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
+            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

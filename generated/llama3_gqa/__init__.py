@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 95349d7fced04457
-# body (hash of the text below): 83588569fd4e6a0f
-||||||| 02ba5cba
-# inputs: 95349d7fced04457
-# body: 83588569fd4e6a0f
-=======
-# inputs: 363d407beb5f3722
-# body: 42c5233f257f5ecd
->>>>>>> wt/y
+# inputs (hash of spec and templates): 363d407beb5f3722
+# body (hash of the text below): 42c5233f257f5ecd
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 03b55258dcc056f6
-# body (hash of the text below): 2fce285102ace896
+# body (hash of the text below): 539f3632b7aa9f5a
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -653,10 +653,9 @@ def _dkdv_hopper_producer(
         for g in range(GQA):
             h = h_kv * GQA + g
             q_lo = kv_start // BLOCK_M * BLOCK_M
-            q_hi = problem.SQ
             q_full_lo = gl.maximum(gl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
             q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
-            n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+            n_tiles = gl.maximum(gl.cdiv(problem.SQ - q_lo, BLOCK_M), 0)
             n_first_masked = (q_full_lo - q_lo) // BLOCK_M
             # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
             # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not

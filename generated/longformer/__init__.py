@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 20ea088e59fb7950
-# body (hash of the text below): bfec7ee9c4b0ed93
-||||||| 02ba5cba
-# inputs: 20ea088e59fb7950
-# body: bfec7ee9c4b0ed93
-=======
-# inputs: 512d7b7b694dee5f
-# body: 563cc63e1a82d0ef
->>>>>>> wt/y
+# inputs (hash of spec and templates): 512d7b7b694dee5f
+# body (hash of the text below): 563cc63e1a82d0ef
 """Attention to a symmetric window and to a few global tokens at the front.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8ac5cb3d5859eaf9
-# body (hash of the text below): f1bb8c2319437d81
+# inputs (hash of spec and templates): c8534344f9019044
+# body (hash of the text below): 2a6f14de8f6d0466
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -77,24 +77,21 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
     minus_window, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
-    If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
+    Skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
-        kv_start = start
-        if MASKED:
-            kv_start += tl.where(kv_start < gap_lo, 0, gap)
+        kv_start = start + tl.where(start < gap_lo, 0, gap)
         kv_idx = kv_start + offs_n
         if MASKED:
             q_minus_kv = q_idx[:, None] - kv_idx[None, :]
@@ -168,15 +165,13 @@ def _forward_kernel(
     kv_done = tl.cdiv(kv_hi, BLOCK_N) * BLOCK_N
     kv_full_hi = tl.minimum(GLOBAL_TOKENS, SK) // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
-        minus_window, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, minus_window, SK,
         0, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
-        minus_window, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, minus_window, SK,
         kv_full_hi, kv_hi, 0, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -186,15 +181,13 @@ def _forward_kernel(
     kv_full_hi = tl.minimum(q_start + WINDOW + 1, SK) // BLOCK_N * BLOCK_N
     kv_gap = tl.maximum(kv_full_hi - kv_full_lo, 0)
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
-        minus_window, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, minus_window, SK,
         kv_lo, kv_hi, kv_full_lo, kv_gap, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
-        minus_window, SK,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, minus_window, SK,
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -225,12 +218,11 @@ def _delta_kernel(
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
-    delta = tl.zeros([BLOCK_M], tl.float32)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
@@ -240,23 +232,20 @@ def _delta_kernel(
 
 @triton.jit
 def _dq_tiles(
-    dq,
-    q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+    dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
     qk_scale, minus_window, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
-    P is recomputed from lse. If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
+    P is recomputed from lse. Skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
-        kv_start = start
-        if MASKED:
-            kv_start += tl.where(kv_start < gap_lo, 0, gap)
+        kv_start = start + tl.where(start < gap_lo, 0, gap)
         kv_idx = kv_start + offs_n
         if MASKED:
             q_minus_kv = q_idx[:, None] - kv_idx[None, :]
@@ -278,9 +267,8 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(
-                mask, p, 0.0
-            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -318,11 +306,9 @@ def _dq_kernel(
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
-    else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-    if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
         do = tl.load(
             do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
         )
@@ -334,15 +320,13 @@ def _dq_kernel(
     kv_done = tl.cdiv(kv_hi, BLOCK_N) * BLOCK_N
     kv_full_hi = tl.minimum(GLOBAL_TOKENS, SK) // BLOCK_N * BLOCK_N
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, minus_window, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, minus_window, SK,
         0, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, minus_window, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, minus_window, SK,
         kv_full_hi, kv_hi, 0, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -352,15 +336,13 @@ def _dq_kernel(
     kv_full_hi = tl.minimum(q_start + WINDOW + 1, SK) // BLOCK_N * BLOCK_N
     kv_gap = tl.maximum(kv_full_hi - kv_full_lo, 0)
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, minus_window, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, minus_window, SK,
         kv_lo, kv_hi, kv_full_lo, kv_gap, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, minus_window, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
+        qk_scale, minus_window, SK,
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -370,24 +352,21 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv,
-    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
     kv_idx, qk_scale, minus_window, kv_lt_global_tokens, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. If MASKED, skip [gap_lo, gap_lo + gap): another call visits
-    these tiles, without a mask.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. Skip [gap_lo, gap_lo + gap): another call visits these tiles,
+    without a mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
-        q_start = start
-        if MASKED:
-            q_start += tl.where(q_start < gap_lo, 0, gap)
+        q_start = start + tl.where(start < gap_lo, 0, gap)
         q_idx = q_start + offs_m
         if MASKED:
             q_minus_kv = q_idx[None, :] - kv_idx[:, None]
@@ -452,11 +431,9 @@ def _dkdv_kernel(
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
-    else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-    if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
@@ -474,14 +451,12 @@ def _dkdv_kernel(
     )
     q_gap = tl.maximum(q_full_hi - q_full_lo, 0)
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, kv_idx, qk_scale, minus_window, kv_lt_global_tokens, SQ,
         q_lo, q_hi, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, kv_idx, qk_scale, minus_window, kv_lt_global_tokens, SQ,
         q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
@@ -496,7 +471,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("longformer")
-_LIBRARY = _library("kgen_34d0c71a14c1a973", "longformer")
+_LIBRARY = _library("kgen_4f634889da9028e1", "longformer")
 
 
 def _descriptors(tile, *blocks):
@@ -519,17 +494,15 @@ def _forward(q, k, v, scale, store_lse):
     layouts = _layouts(q, k, v, out)
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            B, HQ, SQ, SK, scale,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -564,51 +537,40 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, dout, dlse, out, lse, dq, dk, dv)
-    arch = _arch(q.device)
     with torch.cuda.device_of(q):
-        if lse.numel():
-            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
-            _launch(
-                _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta,
-                *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, BLOCK_M=64, num_warps=4,
-            )
-        tile = _tile(_DQ_TILES, arch, q, k, v, dout)
+        dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+        _launch(
+            _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
+            out, dout, dlse, delta,
+            *out.stride(), *dout.stride(), *dlse_strides,
+            HQ, SQ, HAS_DLSE=dlse is not None, BLOCK_M=64, num_warps=4,
+        )
+        tile = _tile(_DQ_TILES, _arch(q.device), q, k, v, dout)
         BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-        programs = _cdiv(SQ, BLOCK_M) * B * HQ
-        if programs:
-            q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-            )
-            _launch(
-                _dq_kernel, programs, layouts,
-                q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
-                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                B, HQ, SQ, SK, scale,
-                GROUP=4, **tile,
-            )
-        tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
+        descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+        _launch(
+            _dq_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, dout, *descs, lse, delta, dq,
+            *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
+            B, HQ, SQ, SK, scale,
+            GROUP=4, **tile,
+        )
+        tile = _tile(_DKDV_TILES, _arch(q.device), q, k, v, dout)
         BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-        programs = _cdiv(SK, BLOCK_N) * B * HQ
-        if programs:
-            q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-            )
-            _launch(
-                _dkdv_kernel, programs, layouts,
-                q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
-                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                B, HQ, SQ, SK, scale,
-                GROUP=4, **tile,
-            )
+        descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+        _launch(
+            _dkdv_kernel, _cdiv(SK, BLOCK_N) * B * HQ, layouts,
+            q, k, v, dout, *descs, lse, delta, dk, dv,
+            *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
+            B, HQ, SQ, SK, scale,
+            GROUP=4, **tile,
+        )
     return dq, dk, dv
 
 
 @_operator(_LIBRARY, "longformer_backward")
 def _backward_op(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    scale: float,
+    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _gradients(dout, dlse, out, lse, q, k, v, scale)
 
@@ -619,7 +581,7 @@ def _(dout, dlse, out, lse, q, k, v, scale):
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, scale, = inputs
+    q, k, v, scale = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
     ctx.scalars = (scale,)
@@ -656,9 +618,8 @@ def longformer(q, k, v, *, scale=None, return_lse=False):
             raise TypeError(f"longformer: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"longformer: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"longformer: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"longformer: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 13b8e01e6f8bc70b
-# body: 1ca68d7f8794b255
+# inputs (hash of spec and templates): 96b57c5e16373568
+# body (hash of the text below): cd14140930f1f084
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 97abeb545cf72c22
-# body: 3ef86ad36af1bf21
+# inputs (hash of spec and templates): 39c4b6843e6eaee3
+# body (hash of the text below): a4d0b2defaac146b
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -54,12 +54,18 @@ V = tl.constexpr(64)
 # Columns of a head per tile, by compute capability (90 is 9.0). The last row is for all other chips.
 _GATES_TILES = [((), dict(num_stages=1, num_warps=4)),]
 _STATES_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=4, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
 ]
-_OUTPUT_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
+_OUTPUT_TILES = [
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
-_VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
+_VALUES_BACK_TILES = [
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _STATES_BACK_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -222,12 +228,12 @@ def _states_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _output_kernel(
     q_ptr, k_ptr, v_ptr, betas_ptr, G_ptr, states_ptr, d_ptr, o_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_d_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64, stride_d_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute BLOCK_V columns of o for one (chunk, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -273,14 +279,13 @@ def _output_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, dt_ptr, a_log_ptr, dt_bias_ptr, d_ptr, state_ptr, o_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_dt_b: tl.int64, stride_dt_h: tl.int64,
-    stride_a_log_h: tl.int64, stride_dt_bias_h: tl.int64, stride_d_h: tl.int64, stride_state_b: tl.int64,
-    stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64, stride_dt_b: tl.int64, stride_dt_h: tl.int64, stride_a_log_h: tl.int64,
+    stride_dt_bias_h: tl.int64, stride_d_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_dt_t: tl.constexpr, H: tl.constexpr,
-    HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_dt_t: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -320,12 +325,12 @@ def _decode_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _values_back_kernel(
     q_ptr, k_ptr, G_ptr, do_ptr, dnew_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute P^T dO for one (chunk, head): the gradient of updates from the output of their own chunk."""
     pid = tl.program_id(0)
@@ -360,12 +365,12 @@ def _values_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_back_kernel(
     q_ptr, k_ptr, do_ptr, G_ptr, dnew_ptr, dstates_ptr, dfinal_state_ptr, dinitial_state_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the gradient of the state after each chunk, and add its part to that of updates."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -396,15 +401,16 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         G = tl.load(G_ptr + rows)
         G_last = tl.load(G_ptr + chunk * BT + BT - 1)
-        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
-        dstate = dstate * tl.exp2(G_last)
         do = (do * (tl.exp2(G) * scale)[:, None]).to(do.dtype)
+        dstate = tl.dot(tl.trans(q), do, dstate * tl.exp2(G_last))
+        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(tl.trans(q), do, dstate)
     if INITIAL:
         dinitial = dinitial_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(dinitial, dstate.to(dinitial_state_ptr.dtype.element_ty))
@@ -413,8 +419,8 @@ def _states_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _keys_back_kernel(
     q_ptr, k_ptr, do_ptr, v_ptr, betas_ptr, G_ptr, states_ptr, dstates_ptr, dq_parts_ptr, dk_parts_ptr, dG_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
@@ -480,8 +486,7 @@ def _keys_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _updates_back_kernel(
     v_ptr, do_ptr, d_ptr, betas_ptr, dnew_ptr, dbetas_ptr, dv_ptr,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_do_b: tl.int64, stride_do_h: tl.int64,
-    stride_d_h: tl.int64,
+    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_do_b: tl.int64, stride_do_h: tl.int64, stride_d_h: tl.int64,
     T, NT,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_do_t: tl.constexpr, stride_do_c: tl.constexpr,
     HV: tl.constexpr,
@@ -561,8 +566,7 @@ def _gates_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _skip_back_kernel(
     v_ptr, do_ptr, d_ptr, skip_d_ptr,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_do_b: tl.int64, stride_do_h: tl.int64,
-    stride_d_h: tl.int64,
+    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_do_b: tl.int64, stride_do_h: tl.int64, stride_d_h: tl.int64,
     T, NT,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_do_t: tl.constexpr, stride_do_c: tl.constexpr,
     HV: tl.constexpr,
@@ -634,7 +638,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_8982f66cb8901668", "mamba2")
+_LIBRARY = _library("kgen_f949b101a2c5537e", "mamba2")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -669,9 +673,9 @@ def _chunks(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final):
     states = q.new_empty((slots, HV, 128, 64))
     _start(
         _states_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-        k, v, betas, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-        T, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-        H=H, HV=HV, INITIAL=initial, FINAL=final,
+        k, v, betas, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
+        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+        INITIAL=initial, FINAL=final,
         **tile,
     )
     return final_state, G, betas, states
@@ -697,8 +701,7 @@ def _forward_op(
             _output_kernel, slots * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, v, betas, G, states, d, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
             v.stride(2), d.stride(0), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
-            HV=HV,
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
     return o, final_state, G, betas, states
@@ -720,8 +723,7 @@ def _(
 @_operator(_LIBRARY, "mamba2_backward")
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, dt: Tensor, a_log: Tensor,
-    dt_bias: Tensor, d: Tensor, initial_state: Optional[Tensor], G: Tensor, betas: Tensor, states: Tensor,
-    scale: float,
+    dt_bias: Tensor, d: Tensor, initial_state: Optional[Tensor], G: Tensor, betas: Tensor, states: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -744,9 +746,9 @@ def _backward_op(
         dnew = q.new_empty((slots, HV, 64, 64))
         _start(
             _values_back_kernel, slots * HV, layouts,
-            q, k, G, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2),
-            T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H, HV=HV,
+            q, k, G, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
+            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_STATES_BACK_TILES, arch)
@@ -754,9 +756,9 @@ def _backward_op(
         _start(
             _states_back_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, do, G, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H,
+            HV=HV, INITIAL=initial, FINAL=final,
             **tile,
         )
         tile = _tile(_KEYS_BACK_TILES, arch)
@@ -765,11 +767,10 @@ def _backward_op(
         dG = q.new_empty((128 // tile["BLOCK_K"], slots, HV, 64), dtype=torch.float32)
         _start(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
-            q, k, do, v, betas, G, states, dstates, dq_parts, dk_parts, dG, q.stride(0), q.stride(2),
-            k.stride(0), k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_do_t=do.stride(1), stride_do_c=do.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            H=H, HV=HV,
+            q, k, do, v, betas, G, states, dstates, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0),
+            k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
+            stride_do_c=do.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_UPDATES_BACK_TILES, arch)
@@ -777,9 +778,8 @@ def _backward_op(
         dv = v.new_empty(v.shape)
         _start(
             _updates_back_kernel, slots * HV, layouts,
-            v, do, d, betas, dnew, dbetas, dv, v.stride(0), v.stride(2), do.stride(0), do.stride(2),
-            d.stride(0), T, NT, stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), HV=HV,
+            v, do, d, betas, dnew, dbetas, dv, v.stride(0), v.stride(2), do.stride(0), do.stride(2), d.stride(0), T, NT,
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), HV=HV,
             **tile,
         )
         tile = _tile(_GATES_BACK_TILES, arch)
@@ -798,8 +798,7 @@ def _backward_op(
         _start(
             _skip_back_kernel, slots * HV, layouts,
             v, do, d, skip_d, v.stride(0), v.stride(2), do.stride(0), do.stride(2), d.stride(0), T, NT,
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3),
-            HV=HV,
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), HV=HV,
             **tile,
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
@@ -825,8 +824,7 @@ def _backward_op(
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, dt: Tensor, a_log: Tensor,
-    dt_bias: Tensor, d: Tensor, initial_state: Optional[Tensor], G: Tensor, betas: Tensor, states: Tensor,
-    scale: float,
+    dt_bias: Tensor, d: Tensor, initial_state: Optional[Tensor], G: Tensor, betas: Tensor, states: Tensor, scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     dinitial_state = q.new_empty((N, HV, 128, 64) if initial_state is not None else 0, dtype=torch.float32)
@@ -854,8 +852,8 @@ def _backward(ctx, do, dfinal_state, *_):
         do, dfinal_state, q, k, v, dt, a_log, dt_bias, d, initial_state, G, betas, states, scale,
     )
     return (
-        dq, dk, dv, grad_dt, grad_a_log, grad_dt_bias, grad_d,
-        None if initial_state is None else dinitial_state, None, None,
+        dq, dk, dv, grad_dt, grad_a_log, grad_dt_bias, grad_d, None if initial_state is None else dinitial_state, None,
+        None,
     )
 
 
@@ -936,8 +934,7 @@ def mamba2(q, k, v, *, dt, a_log, dt_bias, d, scale=None, initial_state=None, ou
 
 
 def _decode_op(
-    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, a_log: Tensor, dt_bias: Tensor, d: Tensor, state: Tensor,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, a_log: Tensor, dt_bias: Tensor, d: Tensor, state: Tensor, scale: float,
 ) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
@@ -948,11 +945,11 @@ def _decode_op(
     with torch.cuda.device_of(q):
         _start(
             _decode_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-            q, k, v, dt, a_log, dt_bias, d, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
-            v.stride(0), v.stride(2), dt.stride(0), dt.stride(2), a_log.stride(0), dt_bias.stride(0),
-            d.stride(0), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_dt_t=dt.stride(1), H=H, HV=HV,
+            q, k, v, dt, a_log, dt_bias, d, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
+            v.stride(2), dt.stride(0), dt.stride(2), a_log.stride(0), dt_bias.stride(0), d.stride(0), state.stride(0),
+            state.stride(1), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
+            stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_dt_t=dt.stride(1),
+            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o
@@ -966,8 +963,7 @@ _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "mamba2_decode").default
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
 def _(
-    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, a_log: Tensor, dt_bias: Tensor, d: Tensor, state: Tensor,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, a_log: Tensor, dt_bias: Tensor, d: Tensor, state: Tensor, scale: float,
 ):
     return v.new_empty(v.shape)
 

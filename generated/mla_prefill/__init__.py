@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): bd665a32351560e5
-# body (hash of the text below): 32f5eda525ba04ff
-||||||| 02ba5cba
-# inputs: bd665a32351560e5
-# body: 32f5eda525ba04ff
-=======
-# inputs: 55a055498dacd30c
-# body: 23262016f0ff0bd9
->>>>>>> wt/y
+# inputs (hash of spec and templates): 55a055498dacd30c
+# body (hash of the text below): 23262016f0ff0bd9
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
 triton.py defines the function. The other files of this folder belong to it.

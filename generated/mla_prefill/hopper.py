@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): bc66fa420b08d3fe
-# body (hash of the text below): 2decea9d29702be1
+# body (hash of the text below): 574c80d6f3cb1e31
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -627,8 +627,7 @@ def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.const
 
 @gluon.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dq_hopper_kernel(
-    q_desc, q_rope_desc, k_desc, k_rope_desc, v_desc, do_desc, dq_desc, dq_rope_desc, lse_ptr, delta_ptr,
-    counter_ptr,
+    q_desc, q_rope_desc, k_desc, k_rope_desc, v_desc, do_desc, dq_desc, dq_rope_desc, lse_ptr, delta_ptr, counter_ptr,
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
@@ -697,10 +696,9 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         kv_start = tile * BLOCK_N
         kv_last = gl.minimum(kv_start + BLOCK_N, problem.SK) - 1
         q_lo = kv_start // BLOCK_M * BLOCK_M
-        q_hi = problem.SQ
         q_full_lo = gl.maximum(gl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
-        n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+        n_tiles = gl.maximum(gl.cdiv(problem.SQ - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
         # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
         # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not
@@ -873,8 +871,8 @@ def _dk_hopper_consumer(args, problem, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
 
 @gluon.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dkdv_hopper_kernel(
-    q_desc, q_rope_desc, k_desc, k_rope_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dk_rope_desc,
-    dv_desc, counter_ptr,
+    q_desc, q_rope_desc, k_desc, k_rope_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dk_rope_desc, dv_desc,
+    counter_ptr,
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 72c4dbb2296f86f0
-# body (hash of the text below): f2f81062591ffc80
-||||||| 02ba5cba
-# inputs: 72c4dbb2296f86f0
-# body: f2f81062591ffc80
-=======
-# inputs: 8d6fd966a16246e3
-# body: da3bd66b5072bcda
->>>>>>> wt/y
+# inputs (hash of spec and templates): 8d6fd966a16246e3
+# body (hash of the text below): da3bd66b5072bcda
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 66e66c584e3c9512
-# body (hash of the text below): 0da4021aa515b765
+# body (hash of the text below): af023eac72e8993a
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -462,8 +462,7 @@ def _hopper_consumer(
 
 @gluon.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _forward_hopper_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr,
-    counter_ptr,
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, counter_ptr,
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
@@ -1051,8 +1050,7 @@ def backward_on_hopper(
     programs = min(_cdiv(SQ, 128) * B * HQ, _multiprocessors(q.device))
     _launch(
         _dq_hopper_kernel, programs, layouts,
-        q_desc, k_desc, v_desc, do_desc, dq_desc, lse, delta, kv_num_blocks, full_kv_num_blocks, kv_indices,
-        counters,
+        q_desc, k_desc, v_desc, do_desc, dq_desc, lse, delta, kv_num_blocks, full_kv_num_blocks, kv_indices, counters,
         B, HQ, SQ, SK, scale,
         GROUP=4, BLOCK_M=128, BLOCK_N=64, SLOTS=4, num_warps=4, launch_pdl=True,
     )

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 1eb533044b07d37e
-# body (hash of the text below): cf7685e47b502db2
+# inputs (hash of spec and templates): 29f31695fdad5b3d
+# body (hash of the text below): 1ba36f95d240aa31
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -225,8 +225,7 @@ def _block_list(kinds_ptr, stride, size, num_blocks_ptr, full_num_blocks_ptr, in
 @triton.jit(do_not_specialize=["planes", "q_blocks", "kv_blocks"])
 def _block_lists_kernel(
     kinds_ptr,
-    kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr,
-    q_indices_ptr,
+    kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
     planes, q_blocks, kv_blocks, CHUNK: tl.constexpr,
 ):
     """Write the list of blocks of keys of each block of queries, and of queries for keys."""
@@ -248,8 +247,7 @@ def _block_lists_kernel(
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
     rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
@@ -345,14 +343,12 @@ def _forward_kernel(
     n_partial, n_full = tl.load(kv_num_blocks_ptr + row), tl.load(full_kv_num_blocks_ptr + row)
     kv_blocks = kv_indices_ptr + row.to(tl.int64) * tl.cdiv(SK, BLOCK_SIZE)
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
         kv_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
         kv_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
@@ -389,12 +385,11 @@ def _delta_kernel(
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
-    delta = tl.zeros([BLOCK_M], tl.float32)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
@@ -404,8 +399,7 @@ def _delta_kernel(
 
 @triton.jit
 def _dq_tiles(
-    dq,
-    q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+    dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
     rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
@@ -441,9 +435,8 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(
-                mask, p, 0.0
-            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -486,11 +479,9 @@ def _dq_kernel(
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
-    else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-    if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
         do = tl.load(
             do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
         )
@@ -502,15 +493,13 @@ def _dq_kernel(
     n_partial, n_full = tl.load(kv_num_blocks_ptr + row), tl.load(full_kv_num_blocks_ptr + row)
     kv_blocks = kv_indices_ptr + row.to(tl.int64) * tl.cdiv(SK, BLOCK_SIZE)
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
         kv_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
         kv_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -520,8 +509,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv,
-    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
     qk_scale, rows_times_columns, width_div_columns, kv_x, minus_radius, kv_y, SQ,
     q_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
@@ -575,8 +563,8 @@ def _dkdv_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
-    q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dk_ptr, dv_ptr, q_num_blocks_ptr,
+    full_q_num_blocks_ptr, q_indices_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -609,11 +597,9 @@ def _dkdv_kernel(
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
-    else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-    if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
@@ -625,14 +611,12 @@ def _dkdv_kernel(
     n_partial, n_full = tl.load(q_num_blocks_ptr + row), tl.load(full_q_num_blocks_ptr + row)
     q_blocks = q_indices_ptr + row.to(tl.int64) * tl.cdiv(SQ, BLOCK_SIZE)
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, qk_scale, rows_times_columns, width_div_columns, kv_x, minus_radius, kv_y, SQ,
         q_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
-        dk, dv,
-        k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
+        dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
         stride_gd, qk_scale, rows_times_columns, width_div_columns, kv_x, minus_radius, kv_y, SQ,
         q_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
@@ -647,7 +631,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("natten_2d")
-_LIBRARY = _library("kgen_6e250c127adcdf07", "natten_2d")
+_LIBRARY = _library("kgen_5d515087b344f2b7", "natten_2d")
 
 
 def _descriptors(tile, *blocks):
@@ -785,17 +769,15 @@ def _forward(
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse, kv_num_blocks, full_kv_num_blocks, kv_indices,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse, kv_num_blocks, full_kv_num_blocks, kv_indices,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            B, HQ, SQ, SK, scale,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -856,54 +838,42 @@ def _gradients(
         q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, dout, dlse,
         out, lse, dq, dk, dv,
     )
-    arch = _arch(q.device)
     counters = q.new_empty(2, dtype=torch.int32) if on_hopper else None
     dq_sum = _hopper().sums_for_dq(q, k) if on_hopper else None
     with torch.cuda.device_of(q):
-        if lse.numel():
-            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
-            _launch(
-                _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta, counters,
-                *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
-            )
+        dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+        _launch(
+            _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
+            out, dout, dlse, delta, counters,
+            *out.stride(), *dout.stride(), *dlse_strides,
+            HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
+        )
         if on_hopper:
             _hopper().backward_on_hopper(
                 layouts, q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks,
                 q_indices, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv,
             )
         else:
-            tile = _tile(_DQ_TILES, arch, q, k, v, dout)
+            tile = _tile(_DQ_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SQ, BLOCK_M) * B * HQ
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dq_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq, kv_num_blocks, full_kv_num_blocks,
-                    kv_indices,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    B, HQ, SQ, SK, scale,
-                    GROUP=4, **tile,
-                )
-            tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dq_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dq, kv_num_blocks, full_kv_num_blocks, kv_indices,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
+                B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
+            )
+            tile = _tile(_DKDV_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SK, BLOCK_N) * B * HQ
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv, q_num_blocks, full_q_num_blocks,
-                    q_indices,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    B, HQ, SQ, SK, scale,
-                    GROUP=4, **tile,
-                )
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dkdv_kernel, _cdiv(SK, BLOCK_N) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dk, dv, q_num_blocks, full_q_num_blocks, q_indices,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
+                B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
+            )
     return dq, dk, dv
 
 
@@ -928,7 +898,7 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, = inputs
+    q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(
         q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, *output,
@@ -973,9 +943,8 @@ def natten_2d(q, k, v, *, block_mask=None, scale=None, return_lse=False):
             raise TypeError(f"natten_2d: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"natten_2d: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"natten_2d: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"natten_2d: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape

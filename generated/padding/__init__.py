@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 6e219161654fecc9
-# body (hash of the text below): 40dae7fcea2a87a5
-||||||| 02ba5cba
-# inputs: 6e219161654fecc9
-# body: 40dae7fcea2a87a5
-=======
-# inputs: c647c7f866080324
-# body: dbd659286cabded7
->>>>>>> wt/y
+# inputs (hash of spec and templates): c647c7f866080324
+# body (hash of the text below): dbd659286cabded7
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
 triton.py defines the function. The other files of this folder belong to it.

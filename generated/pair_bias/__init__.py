@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 0b9f0a0728a65df5
-# body (hash of the text below): 977c6404a9ad209d
-||||||| 02ba5cba
-# inputs: 0b9f0a0728a65df5
-# body: 977c6404a9ad209d
-=======
-# inputs: 87a66eb97b40a661
-# body: 6f8144f846a8e14f
->>>>>>> wt/y
+# inputs (hash of spec and templates): 87a66eb97b40a661
+# body (hash of the text below): 6f8144f846a8e14f
 """Attention with a learned bias for each head and each pair of positions.
 
 triton.py defines the function. The other files of this folder belong to it.

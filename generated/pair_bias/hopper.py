@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 465d3791053b9bd2
-# body (hash of the text below): 0deaa263a539cc60
+# body (hash of the text below): 9e890817a0f2b653
 """Attention with a learned bias for each head and each pair of positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -288,10 +288,9 @@ def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, 
         b_h = b * problem.HQ + h
         # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
-        kv_hi = problem.SK
         kv_full_hi = problem.SK // BLOCK_N * BLOCK_N
         # A tile of queries that sees no key visits one tile, fully masked.
-        n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
+        n_tiles = gl.maximum(gl.cdiv(problem.SK, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
         _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles))
         for j in range(n_tiles + LAG):

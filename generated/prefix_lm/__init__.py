@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 27937d9b3fa63f85
-# body (hash of the text below): a56600dea4443710
-||||||| 02ba5cba
-# inputs: 27937d9b3fa63f85
-# body: a56600dea4443710
-=======
-# inputs: 3c3b7be47dafd55b
-# body: c460fcfb3f4abcd3
->>>>>>> wt/y
+# inputs (hash of spec and templates): 3c3b7be47dafd55b
+# body (hash of the text below): c460fcfb3f4abcd3
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
 triton.py defines the function. The other files of this folder belong to it.

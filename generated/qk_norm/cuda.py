@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 81f2929dec473471
-# body (hash of the text below): 6072aac569729653
+# body (hash of the text below): 595bbd1d43595844
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -218,8 +218,7 @@ def _forward_op(x: Tensor, weight: Tensor, eps: float, save: bool) -> tuple[Tens
         kernel, shape, resident = _plan("forward", x.device, width, vector)
         groups = _groups(rows, shape, resident, 1)
         arguments = (
-            *_rows(x), weight.data_ptr(), out.data_ptr(), rstd.data_ptr(), rows, width, heads,
-            ctypes.c_float(eps),
+            *_rows(x), weight.data_ptr(), out.data_ptr(), rstd.data_ptr(), rows, width, heads, ctypes.c_float(eps),
         )
         _launch(x.device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     return outputs
@@ -256,8 +255,8 @@ def _backward_op(dout: Tensor, rstd: Tensor, x: Tensor, weight: Tensor) -> tuple
     parts = groups * shape.rows
     d_weight_part, = torch.empty(1, parts, width, dtype=torch.float32, device=device)
     arguments = (
-        *_rows(dout), *_rows(x), weight.data_ptr(), rstd.data_ptr(), d_x.data_ptr(), d_weight_part.data_ptr(),
-        rows, width, heads,
+        *_rows(dout), *_rows(x), weight.data_ptr(), rstd.data_ptr(), d_x.data_ptr(), d_weight_part.data_ptr(), rows,
+        width, heads,
     )
     _launch(device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     arguments = (d_weight_part.data_ptr(), d_weight.data_ptr(), parts, width)

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 83bd93f9aedd529f
-# body (hash of the text below): 75639bd17facedc5
-||||||| 02ba5cba
-# inputs: 83bd93f9aedd529f
-# body: 75639bd17facedc5
-=======
-# inputs: 1169f5bba7525a65
-# body: a8720f39b2348345
->>>>>>> wt/y
+# inputs (hash of spec and templates): 1169f5bba7525a65
+# body (hash of the text below): a8720f39b2348345
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): af7e0afbd1982cd3
-# body (hash of the text below): 1dc1b28a80ad45a2
-||||||| 02ba5cba
-# inputs: af7e0afbd1982cd3
-# body: 1dc1b28a80ad45a2
-=======
-# inputs: ef4b54fab763c093
-# body: e2fdb2d9ce8d4522
->>>>>>> wt/y
+# inputs (hash of spec and templates): ef4b54fab763c093
+# body (hash of the text below): e2fdb2d9ce8d4522
 """The output step of chunked retention, where each head has its own constant decay.
 
 triton.py defines the function. The other files of this folder belong to it.

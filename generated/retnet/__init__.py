@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ec7adb93ccedeff9
-# body: cabd9f53739ebe37
+# inputs (hash of spec and templates): 0b3f25bc9876ad9a
+# body (hash of the text below): a863e92098b88970
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): dbbfdb94b53f4979
-# body (hash of the text below): 93a5c8ab51148d91
+# body (hash of the text below): 4f801b4bde8aa8d2
 """RMS norm over the last dimension.
 
     h = x
@@ -291,8 +291,8 @@ def _backward_op(dout: Tensor, rstd: Tensor, x: Tensor, weight: Tensor) -> tuple
     parts = groups if shape.stages else shares
     d_weight_part, = torch.empty(1, parts, width, dtype=torch.float32, device=device)
     arguments = (
-        *_rows(dout), *_rows(x), weight.data_ptr(), rstd.data_ptr(), d_x.data_ptr(), d_weight_part.data_ptr(),
-        rows, width,
+        *_rows(dout), *_rows(x), weight.data_ptr(), rstd.data_ptr(), d_x.data_ptr(), d_weight_part.data_ptr(), rows,
+        width,
     )
     _launch(device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     if not shape.stages:

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 2d43809c310b5840
-# body (hash of the text below): 31f610ea11612993
+# body (hash of the text below): cd49eab336c5e1ec
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -293,8 +293,8 @@ def _backward_op(dout: Tensor, rstd: Tensor, x: Tensor, weight: Tensor) -> tuple
     parts = groups if shape.stages else shares
     d_weight_part, = torch.empty(1, parts, width, dtype=torch.float32, device=device)
     arguments = (
-        *_rows(dout), *_rows(x), weight.data_ptr(), rstd.data_ptr(), d_x.data_ptr(), d_weight_part.data_ptr(),
-        rows, width,
+        *_rows(dout), *_rows(x), weight.data_ptr(), rstd.data_ptr(), d_x.data_ptr(), d_weight_part.data_ptr(), rows,
+        width,
     )
     _launch(device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     if not shape.stages:

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 6e14c2a4d3a7f1d0
-# body (hash of the text below): 16ee45b3694a0449
-||||||| 02ba5cba
-# inputs: 6e14c2a4d3a7f1d0
-# body: 16ee45b3694a0449
-=======
-# inputs: 48fdaa28dd50fb02
-# body: cd833f7d5d032f7e
->>>>>>> wt/y
+# inputs (hash of spec and templates): 48fdaa28dd50fb02
+# body (hash of the text below): cd833f7d5d032f7e
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 triton.py defines the function. The other files of this folder belong to it.

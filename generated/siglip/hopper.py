@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 51aed954f9a36df1
-# body (hash of the text below): eb6159f4f9ea3331
+# body (hash of the text below): 717c6419319e3fc9
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -276,10 +276,9 @@ def _hopper_producer(
         b, h = b_h // problem.HQ, b_h % problem.HQ
         # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
-        kv_hi = problem.SK
         kv_full_hi = problem.SK // BLOCK_N * BLOCK_N
         # A tile of queries that sees no key visits one tile, fully masked.
-        n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
+        n_tiles = gl.maximum(gl.cdiv(problem.SK, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
         _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles))
         for j in range(n_tiles + LAG):
@@ -618,9 +617,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
-        q_hi = problem.SQ
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
-        n_tiles = gl.maximum(gl.cdiv(q_hi, BLOCK_M), 0)
+        n_tiles = gl.maximum(gl.cdiv(problem.SQ, BLOCK_M), 0)
         # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
         # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not
         # run, the second loop accesses illegal addresses.

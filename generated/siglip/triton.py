@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): cb61192beaa9cf4e
-# body (hash of the text below): 4d8e8976fd818fe7
+# inputs (hash of spec and templates): 35b81a73fe079531
+# body (hash of the text below): 15ea5dde9bed506f
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(scale * q @ k^T) @ v
@@ -79,9 +79,8 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc_0, acc_1,
-    q_0, q_1, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks, stride_kd, stride_vs,
-    stride_vd, qk_scale, SK,
+    m_i, l_i, acc_0, acc_1, q_0, q_1, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks, stride_kd,
+    stride_vs, stride_vd, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
@@ -183,19 +182,16 @@ def _forward_kernel(
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
 
-    kv_hi = SK
     kv_full_hi = SK // BLOCK_N * BLOCK_N
     m_i, l_i, acc_0, acc_1 = _forward_tiles(
-        m_i, l_i, acc_0, acc_1,
-        q_0, q_1, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks, stride_kd, stride_vs,
-        stride_vd, qk_scale, SK,
+        m_i, l_i, acc_0, acc_1, q_0, q_1, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks,
+        stride_kd, stride_vs, stride_vd, qk_scale, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc_0, acc_1 = _forward_tiles(
-        m_i, l_i, acc_0, acc_1,
-        q_0, q_1, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks, stride_kd, stride_vs,
-        stride_vd, qk_scale, SK,
-        kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
+        m_i, l_i, acc_0, acc_1, q_0, q_1, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks,
+        stride_kd, stride_vs, stride_vd, qk_scale, SK,
+        kv_full_hi, SK, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows without a visible key get zeros, and lse is -inf.
@@ -232,17 +228,15 @@ def _delta_kernel(
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
-    delta = tl.zeros([BLOCK_M], tl.float32)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d_0[None, :] * stride_od
-    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_0 = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d_0[None, :] * stride_gd
-    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    do_0 = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d_1[None, :] * stride_od
-    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None] & (offs_d_1 < 72)[None, :], other=0.0)
+    o_1 = tl.load(o_rows, mask=(q_idx < SQ)[:, None] & (offs_d_1 < 72)[None, :], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d_1[None, :] * stride_gd
-    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None] & (offs_d_1 < 72)[None, :], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    do_1 = tl.load(do_rows, mask=(q_idx < SQ)[:, None] & (offs_d_1 < 72)[None, :], other=0.0)
+    delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1) + tl.sum(o_1.to(tl.float32) * do_1.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
@@ -252,8 +246,7 @@ def _delta_kernel(
 
 @triton.jit
 def _dq_tiles(
-    dq_0, dq_1,
-    q_0, q_1, do_0, do_1, lse, delta, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks,
+    dq_0, dq_1, q_0, q_1, do_0, do_1, lse, delta, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks,
     stride_kd, stride_vs, stride_vd, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
@@ -296,9 +289,8 @@ def _dq_tiles(
         qk = tl.dot(q_1, tl.trans(k_1), qk)
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(
-                mask, p, 0.0
-            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            p = tl.where(mask, p, 0.0)
         dp = tl.dot(do_0, tl.trans(v_0))
         dp = tl.dot(do_1, tl.trans(v_1), dp)
         ds = p * (dp - delta[:, None])
@@ -309,8 +301,8 @@ def _dq_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0,
-    do_desc_1, lse_ptr, delta_ptr, dq_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1,
+    lse_ptr, delta_ptr, dq_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -339,6 +331,8 @@ def _dq_kernel(
     if TMA:
         q_0 = q_desc_0.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
         q_1 = q_desc_1.load([b, h, q_start, 64]).reshape(BLOCK_M, 16)
+        do_0 = do_desc_0.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
+        do_1 = do_desc_1.load([b, h, q_start, 64]).reshape(BLOCK_M, 16)
     else:
         q_0 = tl.load(
             q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd, mask=q_live[:, None], other=0.0
@@ -348,10 +342,6 @@ def _dq_kernel(
             mask=q_live[:, None] & (offs_d_1 < 72)[None, :],
             other=0.0,
         )
-    if TMA:
-        do_0 = do_desc_0.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
-        do_1 = do_desc_1.load([b, h, q_start, 64]).reshape(BLOCK_M, 16)
-    else:
         do_0 = tl.load(
             do_ptr + offs_m[:, None] * stride_gs + offs_d_0[None, :] * stride_gd, mask=q_live[:, None], other=0.0
         )
@@ -365,19 +355,16 @@ def _dq_kernel(
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
 
-    kv_hi = SK
     kv_full_hi = SK // BLOCK_N * BLOCK_N
     dq_0, dq_1 = _dq_tiles(
-        dq_0, dq_1,
-        q_0, q_1, do_0, do_1, lse, delta, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks,
-        stride_kd, stride_vs, stride_vd, qk_scale, SK,
+        dq_0, dq_1, q_0, q_1, do_0, do_1, lse, delta, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h,
+        stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq_0, dq_1 = _dq_tiles(
-        dq_0, dq_1,
-        q_0, q_1, do_0, do_1, lse, delta, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h, stride_ks,
-        stride_kd, stride_vs, stride_vd, qk_scale, SK,
-        kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
+        dq_0, dq_1, q_0, q_1, do_0, do_1, lse, delta, k_ptr, v_ptr, k_desc_0, k_desc_1, v_desc_0, v_desc_1, b, h,
+        stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, SK,
+        kv_full_hi, SK, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     dq_rows = dq_ptr + offs_m[:, None] * stride_os + offs_d_0[None, :] * stride_od
@@ -388,9 +375,8 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk_0, dk_1, dv_0, dv_1,
-    k_0, k_1, v_0, v_1, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc_0, q_desc_1, do_desc_0, do_desc_1, b, h,
-    stride_qs, stride_qd, stride_gs, stride_gd, qk_scale, SQ,
+    dk_0, dk_1, dv_0, dv_1, k_0, k_1, v_0, v_1, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc_0, q_desc_1, do_desc_0,
+    do_desc_1, b, h, stride_qs, stride_qd, stride_gs, stride_gd, qk_scale, SQ,
     q_lo, q_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
@@ -453,8 +439,8 @@ def _dkdv_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0,
-    do_desc_1, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1,
+    lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -483,6 +469,8 @@ def _dkdv_kernel(
     if TMA:
         k_0 = k_desc_0.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
         k_1 = k_desc_1.load([b, h, kv_start, 64]).reshape(BLOCK_N, 16)
+        v_0 = v_desc_0.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
+        v_1 = v_desc_1.load([b, h, kv_start, 64]).reshape(BLOCK_N, 16)
     else:
         k_0 = tl.load(
             k_ptr + offs_n[:, None] * stride_ks + offs_d_0[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
@@ -492,10 +480,6 @@ def _dkdv_kernel(
             mask=kv_live[:, None] & (offs_d_1 < 72)[None, :],
             other=0.0,
         )
-    if TMA:
-        v_0 = v_desc_0.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
-        v_1 = v_desc_1.load([b, h, kv_start, 64]).reshape(BLOCK_N, 16)
-    else:
         v_0 = tl.load(
             v_ptr + offs_n[:, None] * stride_vs + offs_d_0[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
         )
@@ -512,19 +496,16 @@ def _dkdv_kernel(
     do_head = do_ptr + b * stride_gb + h * stride_gh
     lse_head = lse_ptr + (b * HQ + h).to(tl.int64) * SQ
     delta_head = delta_ptr + (b * HQ + h).to(tl.int64) * SQ
-    q_hi = SQ
     q_full_hi = SQ // BLOCK_M * BLOCK_M
     dk_0, dk_1, dv_0, dv_1 = _dkdv_tiles(
-        dk_0, dk_1, dv_0, dv_1,
-        k_0, k_1, v_0, v_1, q_head, do_head, lse_head, delta_head, q_desc_0, q_desc_1, do_desc_0, do_desc_1, b,
-        h, stride_qs, stride_qd, stride_gs, stride_gd, qk_scale, SQ,
+        dk_0, dk_1, dv_0, dv_1, k_0, k_1, v_0, v_1, q_head, do_head, lse_head, delta_head, q_desc_0, q_desc_1,
+        do_desc_0, do_desc_1, b, h, stride_qs, stride_qd, stride_gs, stride_gd, qk_scale, SQ,
         0, q_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk_0, dk_1, dv_0, dv_1 = _dkdv_tiles(
-        dk_0, dk_1, dv_0, dv_1,
-        k_0, k_1, v_0, v_1, q_head, do_head, lse_head, delta_head, q_desc_0, q_desc_1, do_desc_0, do_desc_1, b,
-        h, stride_qs, stride_qd, stride_gs, stride_gd, qk_scale, SQ,
-        q_full_hi, q_hi, 0, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
+        dk_0, dk_1, dv_0, dv_1, k_0, k_1, v_0, v_1, q_head, do_head, lse_head, delta_head, q_desc_0, q_desc_1,
+        do_desc_0, do_desc_1, b, h, stride_qs, stride_qd, stride_gs, stride_gd, qk_scale, SQ,
+        q_full_hi, SQ, 0, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d_0[None, :] * stride_od
@@ -541,7 +522,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("siglip")
-_LIBRARY = _library("kgen_96f0f550472afef2", "siglip")
+_LIBRARY = _library("kgen_fb9c4a1012bf365f", "siglip")
 
 
 def _descriptors(tile, *blocks):
@@ -597,20 +578,18 @@ def _forward(q, k, v, scale, store_lse):
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1 = _descriptors(
-                tile, (q, BLOCK_M, 64), (q, BLOCK_M, 16), (k, BLOCK_N, 64), (k, BLOCK_N, 16), (v, BLOCK_N, 64),
-                (v, BLOCK_N, 16),
-            )
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(
+        tile, (q, BLOCK_M, 64), (q, BLOCK_M, 16), (k, BLOCK_N, 64), (k, BLOCK_N, 16), (v, BLOCK_N, 64),
+        (v, BLOCK_N, 16),
+    )
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            B, HQ, SQ, SK, scale,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -648,61 +627,50 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, dout, dlse, out, lse, dq, dk, dv)
-    arch = _arch(q.device)
     dq_sum = _hopper().sums_for_dq(q, k) if on_hopper else None
     with torch.cuda.device_of(q):
-        if lse.numel():
-            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
-            _launch(
-                _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta,
-                *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
-            )
+        dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+        _launch(
+            _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
+            out, dout, dlse, delta,
+            *out.stride(), *dout.stride(), *dlse_strides,
+            HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
+        )
         if on_hopper:
             _hopper().backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dq_sum, dq, dk, dv)
         else:
-            tile = _tile(_DQ_TILES, arch, q, k, v, dout)
+            tile = _tile(_DQ_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SQ, BLOCK_M) * B * HQ
-            if programs:
-                q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1 = _descriptors(
-                    tile, (q, BLOCK_M, 64), (q, BLOCK_M, 16), (k, BLOCK_N, 64), (k, BLOCK_N, 16), (v, BLOCK_N, 64),
-                    (v, BLOCK_N, 16), (dout, BLOCK_M, 64), (dout, BLOCK_M, 16),
-                )
-                _launch(
-                    _dq_kernel, programs, layouts,
-                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1,
-                    lse,
-                    delta, dq,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    B, HQ, SQ, SK, scale,
-                    GROUP=4, **tile,
-                )
-            tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
+            descs = _descriptors(
+                tile, (q, BLOCK_M, 64), (q, BLOCK_M, 16), (k, BLOCK_N, 64), (k, BLOCK_N, 16), (v, BLOCK_N, 64),
+                (v, BLOCK_N, 16), (dout, BLOCK_M, 64), (dout, BLOCK_M, 16),
+            )
+            _launch(
+                _dq_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dq,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
+                B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
+            )
+            tile = _tile(_DKDV_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = _cdiv(SK, BLOCK_N) * B * HQ
-            if programs:
-                q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1 = _descriptors(
-                    tile, (q, BLOCK_M, 64), (q, BLOCK_M, 16), (k, BLOCK_N, 64), (k, BLOCK_N, 16), (v, BLOCK_N, 64),
-                    (v, BLOCK_N, 16), (dout, BLOCK_M, 64), (dout, BLOCK_M, 16),
-                )
-                _launch(
-                    _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1,
-                    lse,
-                    delta, dk, dv,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    B, HQ, SQ, SK, scale,
-                    GROUP=4, **tile,
-                )
+            descs = _descriptors(
+                tile, (q, BLOCK_M, 64), (q, BLOCK_M, 16), (k, BLOCK_N, 64), (k, BLOCK_N, 16), (v, BLOCK_N, 64),
+                (v, BLOCK_N, 16), (dout, BLOCK_M, 64), (dout, BLOCK_M, 16),
+            )
+            _launch(
+                _dkdv_kernel, _cdiv(SK, BLOCK_N) * B * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dk, dv,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
+                B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
+            )
     return dq, dk, dv
 
 
 @_operator(_LIBRARY, "siglip_backward")
 def _backward_op(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    scale: float,
+    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _gradients(dout, dlse, out, lse, q, k, v, scale)
 
@@ -713,7 +681,7 @@ def _(dout, dlse, out, lse, q, k, v, scale):
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, scale, = inputs
+    q, k, v, scale = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
     ctx.scalars = (scale,)
@@ -750,9 +718,8 @@ def siglip(q, k, v, *, scale=None, return_lse=False):
             raise TypeError(f"siglip: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"siglip: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"siglip: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"siglip: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape

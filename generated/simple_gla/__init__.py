@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4c4f59cda9b42731
-# body: 2da451b38ade0a6b
+# inputs (hash of spec and templates): dcd04272e07ecfde
+# body (hash of the text below): e616c6da34bbaee2
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

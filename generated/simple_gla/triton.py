@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 94bc8ffa7628b9da
-# body: 545c5b7e47b04040
+# inputs (hash of spec and templates): 4803667526e6e295
+# body (hash of the text below): 04ca2f358b9bb53e
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -54,15 +54,18 @@ V = tl.constexpr(128)
 # Columns of a head per tile, by compute capability (90 is 9.0). The last row is for all other chips.
 _GATES_TILES = [((), dict(num_stages=1, num_warps=4)),]
 _STATES_TILES = [
-    ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
+    ((100, 90), dict(BLOCK_V=32, num_stages=4, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
 ]
 _OUTPUT_TILES = [
-    ((100, 90), dict(BLOCK_K=64, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
 _DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
-_VALUES_BACK_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
+_VALUES_BACK_TILES = [
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _STATES_BACK_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=2, num_warps=8)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=8)),
@@ -152,12 +155,12 @@ def _states_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _output_kernel(
     q_ptr, k_ptr, v_ptr, G_ptr, states_ptr, o_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute BLOCK_V columns of o for one (chunk, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -198,13 +201,13 @@ def _output_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, o_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_v_b: tl.int64, stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64,
-    stride_state_b: tl.int64, stride_state_h: tl.int64, stride_state_k: tl.int64, stride_state_v: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
+    stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64, stride_state_b: tl.int64,
+    stride_state_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_g_t: tl.constexpr, H: tl.constexpr,
-    HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_g_t: tl.constexpr, stride_state_k: tl.constexpr,
+    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -239,12 +242,12 @@ def _decode_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _values_back_kernel(
     q_ptr, k_ptr, G_ptr, do_ptr, dnew_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Compute P^T dO for one (chunk, head): the gradient of updates from the output of their own chunk."""
     pid = tl.program_id(0)
@@ -279,12 +282,12 @@ def _values_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_back_kernel(
     q_ptr, k_ptr, do_ptr, G_ptr, dnew_ptr, dstates_ptr, dfinal_state_ptr, dinitial_state_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
+    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the gradient of the state after each chunk, and add its part to that of updates."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -315,15 +318,16 @@ def _states_back_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)
         q = tl.load(q_rows + first * stride_q_t, mask=live[:, None], other=0.0)
         do = tl.load(do_rows + first * stride_do_t, mask=live[:, None], other=0.0)
+        # Both of dstate's operands are ready before k is used: if `do` reuses the shared memory of k, ptxas 12.8
+        # (Triton 3.4 to 3.6) computes wrong addresses for `do`.
         at = rows[:, None] * V + offs_v[None, :]
         dnew = tl.load(dnew_ptr + at).to(tl.float32)
         G = tl.load(G_ptr + rows)
         G_last = tl.load(G_ptr + chunk * BT + BT - 1)
-        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
-        dstate = dstate * tl.exp2(G_last)
         do = (do * (tl.exp2(G) * scale)[:, None]).to(do.dtype)
+        dstate = tl.dot(tl.trans(q), do, dstate * tl.exp2(G_last))
+        dnew += tl.dot(k, low) * tl.exp2(G_last - G)[:, None]
         tl.store(dnew_ptr + at, dnew.to(dnew_ptr.dtype.element_ty))
-        dstate = tl.dot(tl.trans(q), do, dstate)
     if INITIAL:
         dinitial = dinitial_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(dinitial, dstate.to(dinitial_state_ptr.dtype.element_ty))
@@ -332,8 +336,8 @@ def _states_back_kernel(
 @triton.jit(do_not_specialize=["T", "NT"])
 def _keys_back_kernel(
     q_ptr, k_ptr, do_ptr, v_ptr, G_ptr, states_ptr, dstates_ptr, dq_parts_ptr, dk_parts_ptr, dG_ptr,
-    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
-    stride_do_b: tl.int64, stride_do_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_do_b: tl.int64,
+    stride_do_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_do_t: tl.constexpr, stride_do_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
@@ -495,7 +499,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("simple_gla")
-_LIBRARY = _library("kgen_cb09503e1251bf2c", "simple_gla")
+_LIBRARY = _library("kgen_659c564930f435b6", "simple_gla")
 
 
 def _start(kernel, programs, layouts, *args, **constants):
@@ -529,8 +533,8 @@ def _chunks(q, k, v, g, initial_state, scale, final):
     _start(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
         k, v, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
-        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
-        HV=HV, INITIAL=initial, FINAL=final,
+        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+        INITIAL=initial, FINAL=final,
         **tile,
     )
     return final_state, G, states
@@ -553,9 +557,9 @@ def _forward_op(
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
         _start(
             _output_kernel, slots * HV * (128 // tile["BLOCK_V"]), layouts,
-            q, k, v, G, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+            q, k, v, G, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
+            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
     return o, final_state, G, states
@@ -595,9 +599,9 @@ def _backward_op(
         dnew = q.new_empty((slots, HV, 64, 128))
         _start(
             _values_back_kernel, slots * HV, layouts,
-            q, k, G, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2),
-            T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H, HV=HV,
+            q, k, G, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
+            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_STATES_BACK_TILES, arch)
@@ -605,9 +609,9 @@ def _backward_op(
         _start(
             _states_back_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, do, G, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
-            stride_do_c=do.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+            k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
+            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), H=H,
+            HV=HV, INITIAL=initial, FINAL=final,
             **tile,
         )
         tile = _tile(_KEYS_BACK_TILES, arch)
@@ -616,11 +620,10 @@ def _backward_op(
         dG = q.new_empty((128 // tile["BLOCK_K"], slots, HV, 64), dtype=torch.float32)
         _start(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
-            q, k, do, v, G, states, dstates, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0),
-            k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale,
-            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
-            stride_do_t=do.stride(1), stride_do_c=do.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            H=H, HV=HV,
+            q, k, do, v, G, states, dstates, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
+            do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_do_t=do.stride(1),
+            stride_do_c=do.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
         tile = _tile(_UPDATES_BACK_TILES, arch)
@@ -764,10 +767,10 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, scale:
         _start(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, g, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            g.stride(0), g.stride(2), state.stride(0), state.stride(1), state.stride(2), state.stride(3), T, NT,
-            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
-            stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_g_t=g.stride(1), H=H,
-            HV=HV,
+            g.stride(0), g.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), H=H, HV=HV,
             **tile,
         )
     return o

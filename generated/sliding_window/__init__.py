@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 0b577201cb60215d
-# body (hash of the text below): d95add0c3943f634
-||||||| 02ba5cba
-# inputs: 0b577201cb60215d
-# body: d95add0c3943f634
-=======
-# inputs: 4ec46598a2e2e45e
-# body: 6d5dcbc30560383e
->>>>>>> wt/y
+# inputs (hash of spec and templates): 4ec46598a2e2e45e
+# body (hash of the text below): 6d5dcbc30560383e
 """Causal attention to the last 1024 positions.
 
 triton.py defines the function. The other files of this folder belong to it.

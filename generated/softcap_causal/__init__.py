@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): b4bc1df84b4c73b0
-# body (hash of the text below): 1f8300eee0df30a3
-||||||| 02ba5cba
-# inputs: b4bc1df84b4c73b0
-# body: 1f8300eee0df30a3
-=======
-# inputs: ca06ea9ce3d23e12
-# body: fa43c837732c81a4
->>>>>>> wt/y
+# inputs (hash of spec and templates): ca06ea9ce3d23e12
+# body (hash of the text below): fa43c837732c81a4
 """Causal attention whose scores saturate smoothly at 30.
 
 triton.py defines the function. The other files of this folder belong to it.

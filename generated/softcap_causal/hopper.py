@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): a1ca4816461d7a51
-# body (hash of the text below): e17814b80541db61
+# body (hash of the text below): a5853d99c9b29ecb
 """Causal attention whose scores saturate smoothly at 30.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -673,10 +673,9 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         kv_start = tile * BLOCK_N
         kv_last = gl.minimum(kv_start + BLOCK_N, problem.SK) - 1
         q_lo = kv_start // BLOCK_M * BLOCK_M
-        q_hi = problem.SQ
         q_full_lo = gl.maximum(gl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
-        n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+        n_tiles = gl.maximum(gl.cdiv(problem.SQ - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
         # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
         # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not

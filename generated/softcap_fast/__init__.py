@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 14eee37af63c7b41
-# body (hash of the text below): 419cbb8bba02db0b
-||||||| 02ba5cba
-# inputs: 14eee37af63c7b41
-# body: 419cbb8bba02db0b
-=======
-# inputs: 9bc2b9216bc76e8c
-# body: c843afae0e81c21a
->>>>>>> wt/y
+# inputs (hash of spec and templates): 9bc2b9216bc76e8c
+# body (hash of the text below): c843afae0e81c21a
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 2ecdc9191e4e0d4e
-# body (hash of the text below): 32bad13dad3d90bc
-||||||| 02ba5cba
-# inputs: 2ecdc9191e4e0d4e
-# body: 32bad13dad3d90bc
-=======
-# inputs: 87c79b1fa99d6b19
-# body: b9b82ff0b6e6de72
->>>>>>> wt/y
+# inputs (hash of spec and templates): 87c79b1fa99d6b19
+# body (hash of the text below): b9b82ff0b6e6de72
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 triton.py defines the function. The other files of this folder belong to it.

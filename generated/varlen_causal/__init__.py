@@ -2,16 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-<<<<<<< HEAD
-# inputs (hash of spec and templates): 48b02c7bc3903da4
-# body (hash of the text below): e7b05d61b2aaafb9
-||||||| 02ba5cba
-# inputs: 48b02c7bc3903da4
-# body: e7b05d61b2aaafb9
-=======
-# inputs: 8f69a0b57f7c56bd
-# body: 9bb843ad0aca1f43
->>>>>>> wt/y
+# inputs (hash of spec and templates): 8f69a0b57f7c56bd
+# body (hash of the text below): 9bb843ad0aca1f43
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 triton.py defines the function. The other files of this folder belong to it.

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 3b6ce5416d8e222c
-# body (hash of the text below): a4b5ddbc9fb709dc
+# body (hash of the text below): 478eba465cea376d
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -703,10 +703,9 @@ def _dkdv_hopper_producer(
             for g in range(GQA):
                 h = h_kv * GQA + g
                 q_lo = gl.maximum(SQ + kv_start - SK, 0) // BLOCK_M * BLOCK_M
-                q_hi = SQ
                 q_full_lo = gl.maximum(gl.cdiv(gl.maximum(SQ + kv_last - SK, 0), BLOCK_M) * BLOCK_M, q_lo)
                 q_full_hi = SQ // BLOCK_M * BLOCK_M
-                n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
+                n_tiles = gl.maximum(gl.cdiv(SQ - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
                 # Mask at least one tile. A consumer has a loop over masked tiles, then a loop over the other tiles.
                 # ptxas 12.8 initializes registers of the second loop inside the first loop. If the first loop does not

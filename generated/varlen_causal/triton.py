@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 44894074fd57e9ce
-# body (hash of the text below): a072862b50f5673c
+# inputs (hash of spec and templates): 470fe57cc4da9c79
+# body (hash of the text below): db9ceaa9000baf56
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -111,9 +111,8 @@ def _packed_tile(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: t
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-    sk_minus_sq_plus_q,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd,
+    qk_scale, sk_minus_sq_plus_q,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
@@ -203,15 +202,13 @@ def _forward_kernel(
     kv_hi = tl.minimum(SK + q_last + 1 - SQ, SK)
     kv_full_hi = tl.maximum(tl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-        sk_minus_sq_plus_q,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd,
+        qk_scale, sk_minus_sq_plus_q,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-        sk_minus_sq_plus_q,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd,
+        qk_scale, sk_minus_sq_plus_q,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -248,12 +245,11 @@ def _delta_kernel(
     q_idx = q_start + offs_m
     o_ptr += h * stride_oh + q_start * stride_os
     do_ptr += h * stride_gh + q_start * stride_gs
-    delta = tl.zeros([BLOCK_M], tl.float32)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + h * stride_lh + q_idx * stride_ls
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
@@ -263,9 +259,8 @@ def _delta_kernel(
 
 @triton.jit
 def _dq_tiles(
-    dq,
-    q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs,
-    stride_vd, qk_scale, sk_minus_sq_plus_q,
+    dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd,
+    qk_scale, sk_minus_sq_plus_q,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from lse."""
@@ -297,9 +292,8 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(
-                mask, p, 0.0
-            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
+            p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -341,11 +335,9 @@ def _dq_kernel(
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 128)
-    else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-    if TMA:
         do = do_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 128)
     else:
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
         do = tl.load(
             do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
         )
@@ -356,14 +348,12 @@ def _dq_kernel(
     kv_hi = tl.minimum(SK + q_last + 1 - SQ, SK)
     kv_full_hi = tl.maximum(tl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs,
         stride_vd, qk_scale, sk_minus_sq_plus_q,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
-        dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs,
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs,
         stride_vd, qk_scale, sk_minus_sq_plus_q,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
@@ -374,24 +364,21 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv,
-    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, q_end, SQ, h, stride_qs, stride_qd, stride_gs,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, q_end, SQ, h, stride_qs, stride_qd, stride_gs,
     stride_gd, kv_idx, qk_scale, sk_minus_sq,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. If MASKED, skip [gap_lo, gap_lo + gap): another call visits
-    these tiles, without a mask.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. Skip [gap_lo, gap_lo + gap): another call visits these tiles,
+    without a mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
-        q_start = start
-        if MASKED:
-            q_start += tl.where(q_start < gap_lo, 0, gap)
+        q_start = start + tl.where(start < gap_lo, 0, gap)
         q_idx = q_start + offs_m
         if MASKED:
             sk_minus_sq_plus_q = sk_minus_sq + q_idx
@@ -457,11 +444,9 @@ def _dkdv_kernel(
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 128)
-    else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-    if TMA:
         v = v_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 128)
     else:
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
@@ -472,19 +457,16 @@ def _dkdv_kernel(
         lse_head = lse_ptr + tl.cast(h, tl.int64) * TQ + q_begin
         delta_head = delta_ptr + tl.cast(h, tl.int64) * TQ + q_begin
         q_lo = tl.maximum(SQ + kv_start - SK, 0) // BLOCK_M * BLOCK_M
-        q_hi = SQ
         q_full_lo = tl.maximum(tl.cdiv(tl.maximum(SQ + kv_last - SK, 0), BLOCK_M) * BLOCK_M, q_lo)
         q_full_hi = SQ // BLOCK_M * BLOCK_M
         q_gap = tl.maximum(q_full_hi - q_full_lo, 0)
         dk, dv = _dkdv_tiles(
-            dk, dv,
-            k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, q_end, SQ, h, stride_qs, stride_qd,
+            dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, q_end, SQ, h, stride_qs, stride_qd,
             stride_gs, stride_gd, kv_idx, qk_scale, sk_minus_sq,
-            q_lo, q_hi, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
+            q_lo, SQ, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
         )
         dk, dv = _dkdv_tiles(
-            dk, dv,
-            k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, q_end, SQ, h, stride_qs, stride_qd,
+            dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, q_end, SQ, h, stride_qs, stride_qd,
             stride_gs, stride_gd, kv_idx, qk_scale, sk_minus_sq,
             q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
         )
@@ -499,7 +481,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_causal")
-_LIBRARY = _library("kgen_a1710afdae15c952", "varlen_causal")
+_LIBRARY = _library("kgen_52256be7886be0ce", "varlen_causal")
 
 
 def _by_ends(x):
@@ -566,17 +548,15 @@ def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, store_lse):
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = (TQ // BLOCK_M + B + 1) * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV,
-                STORE_LSE=store_lse, GROUP=16, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, (TQ // BLOCK_M + B + 1) * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV,
+            STORE_LSE=store_lse, GROUP=16, **tile,
+        )
     return out, lse
 
 
@@ -617,50 +597,40 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, cu_seqlens_q, cu_seqlens_k, dout, dlse, out, lse, dq, dk, dv)
-    arch = _arch(q.device)
     counters = q.new_empty(2, dtype=torch.int32) if on_hopper else None
     with torch.cuda.device_of(q):
-        if lse.numel():
-            dlse_strides = (0, 0) if dlse is None else dlse.stride()
-            _launch(
-                _delta_kernel, _cdiv(TQ, 64) * HQ, layouts,
-                out, dout, dlse, delta, counters,
-                *out.stride(), *dout.stride(), *dlse_strides,
-                cu_seqlens_q, B, TQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
-            )
+        dlse_strides = (0, 0) if dlse is None else dlse.stride()
+        _launch(
+            _delta_kernel, _cdiv(TQ, 64) * HQ, layouts,
+            out, dout, dlse, delta, counters,
+            *out.stride(), *dout.stride(), *dlse_strides,
+            cu_seqlens_q, B, TQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
+        )
         if on_hopper:
             _hopper().backward_on_hopper(
                 layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, dout, lse, delta, counters, dq, dk, dv,
             )
         else:
-            tile = _tile(_DQ_TILES, arch, q, k, v, dout)
+            tile = _tile(_DQ_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = (TQ // BLOCK_M + B + 1) * HQ
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dq_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV,
-                    GROUP=16, **tile,
-                )
-            tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dq_kernel, (TQ // BLOCK_M + B + 1) * HQ, layouts,
+                q, k, v, dout, *descs, lse, delta, dq,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
+                cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV,
+                GROUP=16, **tile,
+            )
+            tile = _tile(_DKDV_TILES, _arch(q.device), q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-            programs = (TK // BLOCK_N + B + 1) * HKV
-            if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
-                )
-                _launch(
-                    _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
-                    *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV,
-                    GROUP=16, **tile,
-                )
+            descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128))
+            _launch(
+                _dkdv_kernel, (TK // BLOCK_N + B + 1) * HKV, layouts,
+                q, k, v, dout, *descs, lse, delta, dk, dv,
+                *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
+                cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV,
+                GROUP=16, **tile,
+            )
     return dq, dk, dv
 
 
@@ -678,7 +648,7 @@ def _(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale):
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, cu_seqlens_q, cu_seqlens_k, scale, = inputs
+    q, k, v, cu_seqlens_q, cu_seqlens_k, scale = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, *output)
     ctx.scalars = (scale,)
@@ -719,9 +689,8 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
             raise TypeError(f"varlen_causal: {arg_name} must be a 3-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"varlen_causal: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"varlen_causal: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"varlen_causal: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("varlen_causal", "cu_seqlens_q cu_seqlens_k", cu_seqlens_q, cu_seqlens_k)
