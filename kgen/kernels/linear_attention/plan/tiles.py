@@ -1,9 +1,9 @@
 """Tile shapes of linear attention by chip: columns of a head per tile, warps and pipeline stages.
 
-A program always has a whole chunk of rows. The rows of chip 90 for states, output and values_back
-are the fastest of 16 to 18 tiles of a gated delta rule on an H200: K = V = 128, 8192 tokens, 32
-value heads. The other rows are the largest tiles that compile without spills for chunks of 64.
-Row 0 is for all other chips and fits into 99 KiB of shared memory.
+A program always has a whole chunk of rows. Row 0 is for all chips without a row of their own, and
+fits into 99 KiB of shared memory. For chip 90, the rows of states, output and values_back were the
+fastest on an H200: K = V = 128, 8192 tokens, 32 value heads. The other rows are the largest tiles
+that compile without spills for chunks of 64.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 CONSTANT = "tckv"
 """The axes whose strides are compile-time constants.
 
-Tokens, columns, and both axes of a state. Their strides become offsets in load instructions, and
-Triton sees which elements are contiguous. As launch arguments, each row address would take two
-registers, and loads of a state would read 4 bytes of each sector of 32.
+Tokens, columns, and both axes of a state. Constant strides become offsets in load instructions,
+and Triton sees which elements are contiguous. As launch arguments, each row address would take two
+registers. Loads of a state would read 4 bytes of each sector of 32.
 """
 AXES = {"T": "bt", "HV": "h", "K": "c", "V": "c"}
 """The axes of each dimension of a buffer. A dimension of tokens follows the batch."""
