@@ -9,6 +9,7 @@ import pytest
 from kgen.kernels.attention.verify.inputs import cases as attention_cases
 from kgen.kernels.chunk_output.verify.inputs import cases as chunk_cases
 from kgen.kernels.chunk_output.verify.inputs import draw
+from kgen.kernels.linear_attention.verify.inputs import cases as linear_cases
 from kgen.spec.load import load
 from kgen.verify.families import problem_of
 
@@ -24,6 +25,9 @@ def test_some_tokens_are_after_the_last_sequence(path: Path) -> None:
     if loaded.spec.kernel == "attention":
         assert any(min(case.tail) > 0 for case in attention_cases(problem, quick=True))
         return
+    if loaded.spec.kernel == "linear_attention":
+        assert any(case.tail > 0 for case in linear_cases(problem, quick=True))
+        return
     tails = [case for case in chunk_cases(problem, quick=True) if case.tail]
     # Tails of three lengths: no chunk at all, less than the chunks hold, and several times as much.
     room = [
@@ -38,5 +42,6 @@ def test_some_tokens_are_after_the_last_sequence(path: Path) -> None:
     assert inputs.do[:, -tails[0].tail :].isnan().all()
 
 
-def test_both_families_have_packed_specs() -> None:
-    assert {load(path).spec.kernel for path in SPECS} == {"attention", "chunk_output"}
+def test_three_families_have_packed_specs() -> None:
+    found = {load(path).spec.kernel for path in SPECS}
+    assert found == {"attention", "chunk_output", "linear_attention"}

@@ -39,6 +39,13 @@ class Verbatim(Template):
 
 
 @dataclass(frozen=True)
+class Convolution(Template):
+    """The short causal convolution before the layer."""
+
+    template: ClassVar[str] = "linear_attention/adapters/conv.j2"
+
+
+@dataclass(frozen=True)
 class GatedDeltaRule(Template):
     """The functions of the gated delta rule."""
 
@@ -181,6 +188,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
         made[f"{package}/{specs[0].spec.name}"]["spec.yaml"] = render_source(specs, source)
     sources = {
         "__init__.py": _package(variants[0], kind, package, [d[0].spec for d in derived]),
+        "conv.py": Convolution(),
         "calls.py": Verbatim((SHIPPED / "calls.py").read_text(encoding="utf-8")),
     }
     for file, template in sources.items():
@@ -196,13 +204,15 @@ def _package(
     whole, packed = specs[0], specs[-1]
     decodes = "decode" in whole.passes
     pairs = [(name, function) for function, of in kind.in_models.items() for name in of]
+    pairs += [(name, name) for name in CONVOLUTIONS]
+    names = [*kind.in_models, *CONVOLUTIONS]
     return Package(
         package=package,
         opening=opening(loaded.spec),
         library=kind.library,
         model=kind.model,
-        names=[*kind.in_models],
-        listed=[f'"{name}"' for name in kind.in_models],
+        names=names,
+        listed=[f'"{name}"' for name in names],
         imported=sorted(("Layer", "Replacements", kind.options)),
         folders=[Folder(spec.name, [*spec.called]) for spec in specs],
         kernels=whole.name,
@@ -280,6 +290,8 @@ def _at(loaded: Loaded, field: str, message: str, hint: str) -> Diagnostic:
     return Diagnostic("no-adapter", message, loaded.path.as_posix(), 1, 1, hint=hint)
 
 
+CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
+"""The functions of causal-conv1d, which models call before the layer."""
 KEPT = ("license", "dtype", "state_dtype", "head_dim", "heads", "qk_norm", "eps", "scale", "save")
 """The fields of a derived spec that are fields of the original one."""
 
