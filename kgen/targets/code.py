@@ -9,7 +9,7 @@ Gluon.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -295,8 +295,16 @@ class If(Statement):
         if language == CUDA:
             return self._in_braces()
         head = f"if {spell(self.test, language)}:{noted(self.note, language)}"
-        found = [head, *_indented(self.then, language)]
-        return [*found, "else:", *_indented(self.other, language)] if self.other else found
+        return [head, *_indented(self.then, language), *self._otherwise(language)]
+
+    def _otherwise(self, language: str) -> list[str]:
+        """Print `else` and its statements, or `elif` if the only one is another condition."""
+        match self.other:
+            case ():
+                return []
+            case (If() as only,):
+                return elif_of(only.lines(language))
+        return ["else:", *_indented(self.other, language)]
 
     def _in_braces(self) -> list[str]:
         """Print C++. A single statement without `else` and note is on the line of its condition."""
@@ -310,6 +318,11 @@ class If(Statement):
         test = change(self.test)
         then, other = (tuple(s.map(change) for s in part) for part in (self.then, self.other))
         return replace(self, test=test, then=then, other=other)
+
+
+def elif_of(lines: Sequence[str]) -> list[str]:
+    """Return the lines of an `if` as an `elif`."""
+    return [f"el{lines[0]}", *lines[1:]]
 
 
 def noted(note: str, language: str) -> str:

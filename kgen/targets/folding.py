@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kgen.targets.code import CUDA, Assign, Code, If, Op, Run, Statement, noted, operands_of, spell
+from kgen.targets.code import (
+    CUDA,
+    Assign,
+    Code,
+    If,
+    Op,
+    Run,
+    Statement,
+    elif_of,
+    noted,
+    operands_of,
+    spell,
+)
 
 COLUMNS = 120
 """Maximum columns of a line of an emitted file."""
@@ -85,10 +97,8 @@ def _of_statement(statement: Statement, language: str, width: int) -> list[str]:
     room = _Room(language, width)
     if isinstance(statement, If):
         head = _broken("if ", statement.test, f":{noted(statement.note, language)}", room)
-        then, other = (
-            folded(part, language, width - 4) for part in (statement.then, statement.other)
-        )
-        return [*head, *_set_in(then), *(["else:", *_set_in(other)] if other else [])]
+        then = folded(statement.then, language, width - 4)
+        return [*head, *_set_in(then), *_otherwise(statement.other, language, width)]
     if isinstance(statement, Run):
         return _broken("", statement.value, "", room)
     if isinstance(statement, Assign) and len(statement.values) == 1:
@@ -98,6 +108,16 @@ def _of_statement(statement: Statement, language: str, width: int) -> list[str]:
         )
         return _broken(target, statement.value, note, room)
     return whole
+
+
+def _otherwise(other: tuple[Statement, ...], language: str, width: int) -> list[str]:
+    """Print `else` and its statements, or `elif` if the only one is another condition."""
+    match other:
+        case ():
+            return []
+        case (If(),):
+            return elif_of(folded(other, language, width - 2))
+    return ["else:", *_set_in(folded(other, language, width - 4))]
 
 
 def _broken(head: str, value: Code, tail: str, room: _Room) -> list[str]:

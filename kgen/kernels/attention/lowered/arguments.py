@@ -37,7 +37,7 @@ def tile_params(
         *outside,
     ]
     candidates += [*lowering.problem, *(("SQ", "SK") if lowering.packed else ())]
-    candidates += [p.name for p in gradients.params] if gradients is not None else []
+    candidates += [p.name for p in gradients.gradient_params] if gradients is not None else []
     there = {p.name for p in known} | {loop.inner.start.name}
     asked = [name for name in dict.fromkeys(candidates) if name in used and name not in there]
     annotations = {"GQA": "tl.constexpr"}
@@ -86,7 +86,7 @@ def _used(
     """Return the names that the body of a loop uses."""
     lines = [*body.mask_lines, *body.read_lines, *body.score_lines, *body.row_lines]
     parts: list[Statement | Code | None] = [*lines, body.scaled]
-    parts += gradients.lines if gradients is not None else []
+    parts += gradients.gradient_lines if gradients is not None else []
     if side_of(loop.outer) is KEYS:
         parts += [*body.lse_lines, vector_guard]
     return uses_of(parts)

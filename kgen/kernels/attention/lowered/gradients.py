@@ -32,7 +32,7 @@ def gradients_of(lowering: Lowering, loop: TileLoop, printer: Printer) -> Gradie
         lines.append(If(Name("MASKED"), tuple(_where_masked(name) for name in open_ended)))
     lines += [_summed(name, inline.get(part, Name(part))) for name, part in parts.items()]
     return Gradients(
-        lines=lines,
+        gradient_lines=lines,
         products=[assign(name, value) for name, value in products.items()],
         masked_late=list(dict.fromkeys([*parts.values(), dqk])),
         sums=[_summed(name, Name(part)) for name, part in parts.items()],
@@ -40,10 +40,10 @@ def gradients_of(lowering: Lowering, loop: TileLoop, printer: Printer) -> Gradie
         dqk=dqk,
         factor=lowering.product([Var("scale", Type.FLOAT), loop.dscore_factor], printer),
         factor_may_be_nan=lowering.may_be_nan(loop.dscore_factor),
-        rows=tuple(
+        row_gradients=tuple(
             RowGradient(f"d_{g.name}", lowering.scaled(f"d_{g.name}", g, printer)) for g in kept
         ),
-        params=_params(kept, scattered),
+        gradient_params=_params(kept, scattered),
         also=[
             f"and {a}" for a in dict.fromkeys(f"the gradient of {g.buffer}" for g in loop.gradients)
         ],

@@ -182,6 +182,14 @@ class Stream:
     whole: list[Assign]
     """Loads by pointers of other tiles."""
 
+    @property
+    def statements(self) -> list[Statement]:
+        """The statements that load them."""
+        loads: tuple[Statement, ...] = tuple(self.whole)
+        if self.guarded:
+            loads = (If(Name("MASKED"), tuple(self.masked), loads),)
+        return [If(text(self.by_tma), tuple(self.tma), loads)]
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -191,6 +199,11 @@ class Operands:
     """Tiles of the loop, with one stream per wait."""
     held: tuple[Held, ...]
     descriptors: tuple[Descriptor, ...]
+
+    @property
+    def held_lines(self) -> list[Statement]:
+        """The statements that load the tiles that the kernel holds."""
+        return [line for tile in self.held for line in tile.statements]
 
     @property
     def descs(self) -> list[str]:
@@ -244,13 +257,13 @@ class Ranges:
     """True if programs begin at different tiles."""
     gapped: bool
     """True if some loop skips a range."""
-    params: list[str]
+    range_params: list[str]
     """Parameters of the loop's function for a range."""
     visited: str
     """The visited tiles, in words."""
     param_words: list[str]
     """Lines of the docstring on `turn`, `gap_lo` and `gap`."""
-    lists: tuple[Param, ...] = ()
+    lists: tuple[Param, ...]
     """Parameters for the lists of a block mask."""
 
 
@@ -312,10 +325,10 @@ class Gradients:
     loop.
     """
 
-    lines: list[Statement]
+    gradient_lines: list[Statement]
     """All statements in a tile."""
     products: list[Statement]
-    """The products among `lines`, for a kernel that masks them instead of the scores."""
+    """The products among `gradient_lines`, for a kernel that masks them instead of the scores."""
     masked_late: list[str]
     """Names that this kernel must mask, because they may be NaN."""
     sums: list[Statement]
@@ -328,17 +341,17 @@ class Gradients:
     """Factor of dq and dk after the loop."""
     factor_may_be_nan: bool
     """True if the factor may be infinite or NaN for rows without visible pairs."""
-    rows: tuple[RowGradient, ...]
+    row_gradients: tuple[RowGradient, ...]
     """Gradients that the kernel stores by row."""
-    params: tuple[Param, ...]
+    gradient_params: tuple[Param, ...]
     """Parameters for the gradients of buffers that the kernel writes."""
     also: list[str]
     """Gradients of buffers, in words."""
 
     @property
-    def names(self) -> list[str]:
+    def row_sums(self) -> list[str]:
         """Names of the gradients by row."""
-        return [g.name for g in self.rows]
+        return [g.name for g in self.row_gradients]
 
     def scaled(self, x: str) -> Code:
         """Return a sum of dq or dk times the factor."""

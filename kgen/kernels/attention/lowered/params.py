@@ -124,7 +124,7 @@ def _of_backward(kernel: LoopKernel, *written: str) -> list[Param]:
         *read,
         *_pointers("lse", "delta", *written),
         *kernel.ranges.lists,
-        *kernel.gradients.params,
+        *kernel.gradients.gradient_params,
     ]
 
 

@@ -98,7 +98,7 @@ def ranges_of(
         listed=loop.listed,
         rotated=loop.rotated,
         gapped=gapped,
-        params=_range_params(loop, gapped),
+        range_params=_range_params(loop, gapped),
         visited=_visited(loop),
         param_words=_param_words(loop, gapped),
         lists=_lists(loop),

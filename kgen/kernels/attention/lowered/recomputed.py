@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kgen.expr.differentiate import is_one
@@ -151,7 +152,7 @@ def pair_kernel(lowering: Lowering, loop: TileLoop) -> PairKernel:
     return PairKernel(
         tile=tile,
         shared=_SHARED[own],
-        given=[assign(n, value) for n, value in outer.items()],
+        given=_given(outer),
         prologue=[_in_two(line, unguarded.get(line)) for line in before],
         inside=conjunction(op("({0})", b.whole) for b in bounds),
         value=lowering.scaled(tile.part, g, printer),
@@ -159,6 +160,12 @@ def pair_kernel(lowering: Lowering, loop: TileLoop) -> PairKernel:
         store_guard=conjunction(b.guard for b in bounds),
         gradient_strides=strides_of(tile.name, rank, wide=rank),
     )
+
+
+def _given(outer: Mapping[str, Code]) -> list[Statement]:
+    """Return the statements that compute the batch or the head from a program's number."""
+    number = assign("outer", op("pid // (q_tiles * kv_tiles)"))
+    return [number, *(assign(n, value) for n, value in outer.items())] if outer else []
 
 
 def diagonal_kernel(lowering: Lowering, loop: TileLoop) -> DiagonalKernel:

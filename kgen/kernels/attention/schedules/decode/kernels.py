@@ -19,13 +19,11 @@ _PAGES_OF_TILE = ["block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
 
 
 @dataclass(frozen=True)
-class Combine(DecodeKernel, KernelParams, Template):
+class Combine(DecodeKernel, Head, Exact, KernelParams, Template):
     """The kernel that merges the splits."""
 
     template: ClassVar[str] = "attention/decode/_combine.j2"
 
-    head: Head
-    exact: Exact
     width: int
     """Columns of V."""
     no_specialize: str
@@ -39,13 +37,11 @@ class SplitsByBatch(DecodeKernel, Template):
 
 
 @dataclass(frozen=True)
-class Decode(DecodeKernel, TileBody, LoopKernel, KernelParams, Template):
+class Decode(DecodeKernel, TileBody, LoopKernel, Head, Exact, KernelParams, Template):
     """The kernel for one split of the keys, and the kernel that merges splits."""
 
     template: ClassVar[str] = "attention/decode/_decode.j2"
 
-    head: Head
-    exact: Exact
     width: int
     """Columns of V."""
     no_specialize: str
@@ -98,8 +94,8 @@ def decode_kernels(plan: DecodePlan, lowering: Lowering) -> DecodeKernels:
         Combine,
         found,
         merged,
-        head=head,
-        exact=exact,
+        head,
+        exact,
         width=width,
         no_specialize=not_specialized([name for name in names if name in of_merged]),
     )
@@ -109,8 +105,8 @@ def decode_kernels(plan: DecodePlan, lowering: Lowering) -> DecodeKernels:
         found.loop.body,
         found.loop,
         params,
-        head=head,
-        exact=exact,
+        head,
+        exact,
         width=width,
         no_specialize=not_specialized(names),
         splits_by_batch=filled(SplitsByBatch, found) if found.balanced else None,

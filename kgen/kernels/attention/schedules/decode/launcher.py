@@ -12,7 +12,7 @@ from kgen.kernels.attention.schedules.decode.kernels import DecodeKernels
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.interface import Operator
 from kgen.targets.code import If, Statement, assign, text
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
 
 _BLOCKS = {"BLOCK_M": "block_m", "BLOCK_N": 'tile["BLOCK_N"]'}
 """The launcher's expressions for tile sizes."""
@@ -30,13 +30,11 @@ _LEAST_SPLITS = If(
 
 
 @dataclass(frozen=True)
-class DecodeLauncher(Template):
+class DecodeLauncher(Operator, Exact, KernelParams, Template):
     """The launcher of the decoding kernels."""
 
     template: ClassVar[str] = "attention/decode/_launcher.j2"
 
-    op: Operator
-    params: KernelParams
     combine_params: KernelParams
     pages: list[list[str]]
     """The arguments of the block table, if keys are in pages."""
@@ -46,7 +44,6 @@ class DecodeLauncher(Template):
     """The number of sequences, rounded up, as an argument."""
     merge_blocks: list[str]
     """The tile sizes that the merging kernel takes, as arguments."""
-    exact: Exact
     width: int
     """Columns of V."""
     kv_sizes: str
@@ -58,15 +55,16 @@ class DecodeLauncher(Template):
 def launcher_of(kernels: DecodeKernels, op: Operator, kv_sizes: str) -> DecodeLauncher:
     """Return the launcher of the decoding kernels."""
     decode = kernels.template
-    return DecodeLauncher(
-        op=op,
-        params=kernels.params,
+    return filled(
+        DecodeLauncher,
+        op,
+        Exact(decode.exact),
+        kernels.params,
         combine_params=kernels.combine_params,
         pages=[arguments(PAGES)] if decode.paged else [],
         least_splits=[_LEAST_SPLITS] if decode.balanced else [],
         batches=["BATCHES=_next_power_of_2(B)"] if decode.balanced else [],
         merge_blocks=[f"{name}={_BLOCKS[name]}" for name in decode.merge_blocks],
-        exact=decode.exact,
         width=decode.width,
         kv_sizes=kv_sizes,
     )

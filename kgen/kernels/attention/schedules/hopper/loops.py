@@ -293,8 +293,8 @@ def _listed_range(span: SpanLoops) -> TileRange:
 
 def gradient_of_scores(gradients: Gradients) -> GradientOfScores:
     """Return the computation of dS from dP in a kernel."""
-    lines, dqk = gradients.lines, gradients.dqk
-    if dqk == "ds" or gradients.rows:
+    lines, dqk = gradients.gradient_lines, gradients.dqk
+    if dqk == "ds" or gradients.row_gradients:
         return GradientOfScores("p", [], lines, dqk)
     names = {"ds": "p", dqk: "factor"}
     return GradientOfScores("factor", [with_names(line, names) for line in lines], [], "ds")
@@ -305,7 +305,7 @@ def names_of_tile(kernel: LoopKernel, documents: DocumentMask | None = None) -> 
     body, gradients = kernel.body, kernel.gradients
     lines: list[Statement | Code | None] = [*body.mask_lines, *body.score_lines, body.scaled]
     if gradients is not None:
-        lines += gradients.lines
+        lines += gradients.gradient_lines
     if documents is not None:
         lines += [documents.several, documents.load, documents.same]
     return uses_of(lines)

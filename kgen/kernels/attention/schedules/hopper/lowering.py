@@ -254,15 +254,15 @@ def _dq(
         gradient=reached(gradient, inner),
         late=reached(late_of(gradients, late), inner),
         dqk=gradients.dqk if late else gradient.dqk,
-        operands=operands.dq(rings.key_rings, gradients.names),
+        operands=operands.dq(rings.key_rings, gradients.row_sums),
         lse=load_of_row("lse", vectors, loops.dq.vector_guard),
         delta=load_of_row("delta", vectors, loops.dq.vector_guard),
-        row_gradients=gradients.rows,
-        row_sums=gradients.names,
+        row_gradients=gradients.row_gradients,
+        row_sums=gradients.row_sums,
         stored=[line for x in operands.q for line in stored_in_place(x, gradients, operands)],
         sums_over_keys=[
             store_of_row(g.name, reached(g.value, operands.reach), vectors, loops.dq.store_guard)
-            for g in gradients.rows
+            for g in gradients.row_gradients
         ],
         rings=rings,
         also=gradients.also,

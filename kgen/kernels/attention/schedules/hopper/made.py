@@ -135,7 +135,7 @@ def _kernels(planned: Planned, portable: Portable) -> Kernels | None:
         kv_heads=at.kv_heads,
         problem_params=params.problem_params,
         no_specialize=not_specialized([*lowering.sizes, *lowering.open_sizes, *lowering.runtime]),
-        vectors=at.of.rows,
+        vectors=at.rows,
         strides_o=params.stride_params[-1],
         sink_load=sink_load(),
         dead_rows=dead_rows(planned.plan.spec.sinks),
@@ -162,11 +162,12 @@ def _call(planned: Planned, portable: Portable, shares: bool) -> Call:
     params = forward_params(planned.lowering, portable.forward)
     at = planned.at
     return Call(
-        inputs=", ".join(planned.op.names),
+        inputs=", ".join(planned.op.inputs),
         problem_args=", ".join(params.problem_args),
-        sizes=at.sizes,
-        shape_of_lse=at.of.shape.lse,
-        group=at.of.group,
+        sizes_of_q=at.sizes_of_q,
+        other_sizes=at.other_sizes,
+        shape_of_lse=at.shape_of_lse,
+        group=at.group,
         shares=shares,
     )
 

@@ -244,7 +244,7 @@ def _forward(of: Prepared, hopper: HopperPlan, streams: Sequence[Stream]) -> Hop
         descs=_tiled(descs, len(streams)),
         ropes=tuple(Rope(x, width) for x in roped),
         dynamic=hopper.dynamic,
-        group=max(hopper.heads, of.at.of.group),
+        group=max(hopper.heads, of.at.group),
         paged=of.plan.spec.paged_kv is not None,
     )
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.kernels.attention.lowered.model import LoopKernel
-from kgen.kernels.attention.targets.triton.placement import Sizes
 from kgen.targets.code import Code
 
 
@@ -44,7 +43,9 @@ class Call:
     inputs: str
     """The tensors and numbers of the call."""
     problem_args: str
-    sizes: Sizes
+    sizes_of_q: str
+    """The statement that assigns the sizes of q."""
+    other_sizes: list[str]
     shape_of_lse: str
     group: int
     """Number of heads that are processed at a time."""

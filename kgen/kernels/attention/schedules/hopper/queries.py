@@ -336,7 +336,7 @@ def _used_after(kernel: LoopKernel) -> frozenset[str]:
     return (
         found
         if gradients is None
-        else found | uses_of([gradients.factor, *(g.value for g in gradients.rows)])
+        else found | uses_of([gradients.factor, *(g.value for g in gradients.row_gradients)])
     )
 
 

@@ -11,12 +11,11 @@ from kgen.kernels.attention.lowered.loads import load_of
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import (
     Gradients,
-    Held,
     KernelParams,
     Load,
     LoopKernel,
     Param,
-    Stream,
+    Ranges,
     TileBody,
 )
 from kgen.kernels.attention.lowered.params import (
@@ -37,7 +36,7 @@ from kgen.kernels.attention.lowered.recomputed import (
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.made import Follower
-from kgen.kernels.attention.targets.triton.placement import Placement
+from kgen.kernels.attention.targets.triton.placement import DeltaRows, Placement
 from kgen.kernels.attention.targets.triton.shared import (
     Head,
     dead_rows,
@@ -45,7 +44,7 @@ from kgen.kernels.attention.targets.triton.shared import (
     not_specialized,
     sink_load,
 )
-from kgen.targets.code import Assign, Code, If, Name, Statement, assign, op, row
+from kgen.targets.code import Assign, Code, If, Name, Run, Statement, assign, op, row, text
 from kgen.targets.template import Template, filled
 
 T = TypeVar("T")
@@ -65,22 +64,85 @@ def load_of_vector(name: str, guard: Code | None) -> Code:
 
 
 @dataclass(frozen=True)
-class _Kernel(KernelParams, Template):
+class _TileLoop(Template):
+    """The beginning of a loop over tiles of the inner side, with the start of each tile."""
+
+    name: str
+    """The prefix of the names of the inner side."""
+    block: str
+    """Name of the number of rows of a tile."""
+
+
+@dataclass(frozen=True)
+class ListedTiles(_TileLoop):
+    """The loop over the tiles of listed blocks."""
+
+    template: ClassVar[str] = "attention/portable/_listed_tiles.j2"
+
+
+@dataclass(frozen=True)
+class RotatedTiles(_TileLoop):
+    """The loop over the tiles of a range from a tile on that depends on the program."""
+
+    template: ClassVar[str] = "attention/portable/_rotated_tiles.j2"
+
+    end: str
+    """The end of the range without its gap."""
+
+
+@dataclass(frozen=True)
+class Tiles(_TileLoop):
+    """The loop over the tiles of a range."""
+
+    template: ClassVar[str] = "attention/portable/_tiles.j2"
+
+    end: str
+    """The end of the range without its gap."""
+    counted: str
+    """The variable of the loop."""
+    start: list[Statement]
+    """The statement that assigns the start of a tile, if it is not the variable of the loop."""
+
+
+AnyTiles = ListedTiles | RotatedTiles | Tiles
+
+
+def tile_loop(kernel: LoopKernel) -> AnyTiles:
+    """Return the beginning of a kernel's loop."""
+    ranges, name, block = kernel.ranges, kernel.inner.name, kernel.inner.block
+    if ranges.listed:
+        return ListedTiles(name, block)
+    end = f"{name}_hi - gap" if ranges.gapped else f"{name}_hi"
+    if ranges.rotated:
+        return RotatedTiles(name, block, end)
+    if ranges.gapped:
+        return Tiles(name, block, end, "start", [assign(f"{name}_start", "start")])
+    return Tiles(name, block, end, f"{name}_start", [])
+
+
+@dataclass(frozen=True)
+class _Kernel(Head, Exact, KernelParams, Template):
     """The fields that all portable kernels share."""
 
     launched: KernelParams
     """The parameters as one object, for the launcher."""
-    head: Head
-    at: Placement
-    exact: Exact
 
 
 @dataclass(frozen=True)
-class _OfLoop(TileBody, LoopKernel, _Kernel):
+class _OfLoop(TileBody, Ranges, LoopKernel, Placement, _Kernel):
     """The fields of kernels that loop over tiles."""
 
     kernel: LoopKernel
     no_specialize: str
+    tile_loop: AnyTiles
+    """The beginning of the loop over tiles."""
+
+    @property
+    def gap_skipped(self) -> list[Statement]:
+        """The statement by which a masked loop skips its gap."""
+        start = f"{self.inner.name}_start"
+        skipped = row("where", row("lt", start, "gap_lo"), 0, "gap")
+        return in_masked_tiles([Assign((start,), (skipped,), "+=")] if self.gapped else [])
 
     @property
     def last_query(self) -> list[str]:
@@ -98,6 +160,11 @@ class Forward(_OfLoop):
     """The load of a head's sink; None without sinks."""
 
     @property
+    def held(self) -> list[Statement]:
+        """The loads of the tile of Q that a program holds."""
+        return self.operands.held_lines
+
+    @property
     def where_masked(self) -> list[Statement]:
         """The statements that apply the mask to the logits of a tile that has it."""
         return in_masked_tiles(self.logits_masked)
@@ -108,22 +175,23 @@ class Forward(_OfLoop):
         return dead_rows(sinks=self.sink_load is not None)
 
     @property
-    def k_stream(self) -> Stream:
-        """The stream of K tiles, for which the scores wait."""
-        return self.operands.streams[0]
+    def streamed_k(self) -> list[Statement]:
+        """The loads of a tile of K, for which the scores wait."""
+        return self.operands.streams[0].statements
 
     @property
-    def v_stream(self) -> Stream:
-        """The stream of V tiles."""
-        return self.operands.streams[1]
+    def streamed_v(self) -> list[Statement]:
+        """The loads of a tile of V."""
+        return self.operands.streams[1].statements
 
 
 @dataclass(frozen=True)
-class Delta(_Kernel):
+class Delta(DeltaRows, _Kernel):
     """The kernel of delta, the first of the backward pass."""
 
     template: ClassVar[str] = "attention/portable/_delta.j2"
 
+    packed: bool
     loads: list[Load]
     """The columns of out and dO."""
     rounded: str
@@ -138,22 +206,23 @@ class Delta(_Kernel):
         return ["START_NEXT: tl.constexpr"] if self.follower is not None else []
 
     @property
-    def counts(self) -> bool:
-        """True if the following kernels take tiles from counters."""
-        return self.follower is not None and self.follower.counts
+    def counters_reset(self) -> list[Statement]:
+        """The statements by which the first program resets these counters."""
+        stores = tuple(
+            Run(op("tl.store({0}, 0)", at)) for at in ("counter_ptr", row("add", "counter_ptr", 1))
+        )
+        counts = self.follower is not None and self.follower.counts
+        return [If(text("tl.program_id(0) == 0"), stores)] if counts else []
 
 
 @dataclass(frozen=True)
-class _OfBackward(_OfLoop):
+class _OfBackward(Gradients, _OfLoop):
     """The base of the kernels of dq, and of dk and dv."""
 
-    gradients: Gradients
-    """The gradients that each tile adds to."""
-
     @property
-    def stream(self) -> Stream:
-        """The stream of the two tensors that the loop loads for each tile."""
-        return self.operands.streams[0]
+    def streamed(self) -> list[Statement]:
+        """The loads of the two tensors of which the loop loads tiles."""
+        return self.operands.streams[0].statements
 
 
 @dataclass(frozen=True)
@@ -161,6 +230,11 @@ class Dq(_OfBackward):
     """The kernel of dq."""
 
     template: ClassVar[str] = "attention/portable/_dq.j2"
+
+    @property
+    def held(self) -> list[Statement]:
+        """The loads of the tiles of Q and dO that a program holds."""
+        return self.operands.held_lines
 
     @property
     def where_masked(self) -> list[Statement]:
@@ -181,14 +255,14 @@ class DkDv(_OfBackward):
         return ["kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1"] if self.last else []
 
     @property
-    def held_once(self) -> tuple[Held, ...]:
-        """The tiles of K and V that are loaded before the loop over query heads."""
-        return () if self.held_by_head else self.operands.held
+    def held_once(self) -> list[Statement]:
+        """The loads of the tiles of K and V before the loop over query heads."""
+        return [] if self.held_by_head else self.operands.held_lines
 
     @property
-    def held_by_each_head(self) -> tuple[Held, ...]:
-        """The tiles that are loaded for each query head, because they depend on the head."""
-        return self.operands.held if self.held_by_head else ()
+    def held_by_each_head(self) -> list[Statement]:
+        """The loads of these tiles for each query head, if they depend on the head."""
+        return self.operands.held_lines if self.held_by_head else []
 
     @property
     def mask_and_vectors(self) -> list[Statement]:
@@ -208,7 +282,7 @@ class DkDv(_OfBackward):
 
 
 @dataclass(frozen=True)
-class Pair(TileBody, Recomputed, PairKernel, _Kernel):
+class Pair(TileBody, Recomputed, PairKernel, Placement, _Kernel):
     """A kernel for a gradient with an element for each (query, key)."""
 
     template: ClassVar[str] = "attention/portable/_pair.j2"
@@ -220,9 +294,19 @@ class Pair(TileBody, Recomputed, PairKernel, _Kernel):
         """The statement that computes the addresses of the tile's gradient."""
         return assign(f"{self.name}_tile", self.address)
 
+    @property
+    def store(self) -> Statement:
+        """The store of the tile. Only a tile that is not inside both tensors has a guard."""
+        tile = f"{self.name}_tile"
+        whole = Run(op("tl.store({0}, {1})", tile, self.name))
+        if self.inside is None or self.store_guard is None:
+            return whole
+        guarded = Run(op("tl.store({0}, {1}, mask={2})", tile, self.name, self.store_guard))
+        return If(Name("whole"), (whole,), (guarded,))
+
 
 @dataclass(frozen=True)
-class Diagonal(TileBody, Recomputed, DiagonalKernel, _Kernel):
+class Diagonal(TileBody, Recomputed, DiagonalKernel, Placement, _Kernel):
     """A kernel for a gradient with an element for each distance."""
 
     template: ClassVar[str] = "attention/portable/_diagonal.j2"
@@ -285,8 +369,7 @@ class _Portable:
         state = ["m_i", "l_i", *(f"acc{c.tag}" for c in self.plan.v_chunks)]
         kernel = loop_kernel(self.lowering, self.plan.forward, state)
         params = forward_params(self.lowering, kernel)
-        bases = (kernel.body, kernel, params)
-        return self._filled(Forward, *bases, kernel=kernel, launched=params, sink_load=self.sink)
+        return self._of_loop(Forward, kernel, params, sink_load=self.sink)
 
     def backward(self, follower: Follower | None) -> BackwardKernels:
         plan = self.plan
@@ -308,11 +391,12 @@ class _Portable:
         params = delta_params(self.lowering, counters)
         return filled(
             Delta,
+            self.at.delta_rows,
             params,
+            self.head,
+            self.exact,
+            packed=self.at.packed,
             launched=params,
-            head=self.head,
-            at=self.at,
-            exact=self.exact,
             loads=[load_of(c, inside) for c in self.plan.v_chunks],
             rounded="_tf32(do)" if self.lowering.tf32 else "do.to(tl.float32)",
             sink=self.sink,
@@ -323,7 +407,7 @@ class _Portable:
         own = [f"dq{c.tag}" for c in self.plan.qk_chunks]
         kernel = loop_kernel(self.lowering, loop, [*own, *accumulators(loop)])
         params = dq_params(self.lowering, kernel)
-        return self._filled(Dq, kernel.body, kernel, params, kernel=kernel, launched=params)
+        return self._of_loop(Dq, kernel, params, kernel.gradients)
 
     def dkdv(self, loop: TileLoop) -> DkDv:
         own = [f"dk{c.tag}" for c in self.plan.qk_chunks] + [
@@ -331,19 +415,28 @@ class _Portable:
         ]
         kernel = loop_kernel(self.lowering, loop, [*own, *accumulators(loop)])
         params = dkdv_params(self.lowering, kernel)
-        return self._filled(DkDv, kernel.body, kernel, params, kernel=kernel, launched=params)
+        return self._of_loop(DkDv, kernel, params, kernel.gradients)
 
     def pair(self, loop: TileLoop) -> Pair:
         kernel = pair_kernel(self.lowering, loop)
         params = pair_params(self.lowering, kernel)
-        return self._filled(Pair, kernel, kernel.tile, kernel.tile.body, params, launched=params)
+        bases = (kernel, kernel.tile, kernel.tile.body, params, self.at)
+        return self._filled(Pair, *bases, launched=params)
 
     def diagonal(self, loop: TileLoop) -> Diagonal:
         kernel = diagonal_kernel(self.lowering, loop)
         params = diagonal_params(self.lowering, kernel.tile)
-        bases = (kernel, kernel.tile, kernel.tile.body, params)
+        bases = (kernel, kernel.tile, kernel.tile.body, params, self.at)
         return self._filled(Diagonal, *bases, launched=params)
 
+    def _of_loop(
+        self, cls: type[T], kernel: LoopKernel, params: KernelParams, *more: object, **own: object
+    ) -> T:
+        """Return a kernel that loops over tiles."""
+        bases = (*more, kernel.body, kernel.ranges, kernel, params, self.at)
+        shared = {"kernel": kernel, "launched": params, "tile_loop": tile_loop(kernel)}
+        return self._filled(cls, *bases, **shared, **own)
+
     def _filled(self, cls: type[T], *bases: object, **own: object) -> T:
-        shared = {"head": self.head, "at": self.at, "exact": self.exact}
-        return filled(cls, *bases, **shared, no_specialize=self.no_specialize, **own)
+        bases = (*bases, self.head, self.exact)
+        return filled(cls, *bases, no_specialize=self.no_specialize, **own)

@@ -62,7 +62,7 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
     )
     if not many_queries:
         return found
-    forward = PortableForward(launches["forward"], of.at.of.group)
+    forward = PortableForward(launches["forward"], of.at.group)
     return replace(found, functions=(forward,), way=Way("launch_forward(a, &p, v, stream)"))
 
 

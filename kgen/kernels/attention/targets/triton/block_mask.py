@@ -39,13 +39,12 @@ class BlockMaskKernels(BlockMaskKernel, KernelParams, Template):
 
 
 @dataclass(frozen=True)
-class BlockMaskLauncher(Template):
+class BlockMaskLauncher(KernelParams, Template):
     """The function that builds the block mask of a spec, and its operator."""
 
     template: ClassVar[str] = "attention/triton/_block_mask_launcher.j2"
 
     name: str
-    params: KernelParams
     backward: bool
     lists: list[str]
     list_sizes: str
@@ -132,9 +131,10 @@ def block_mask_launcher(
     kinds = {p.type for p in params.values()}
     numbers = Numbers("float" in kinds, "int" in kinds, (*lines, *interface.divisor_lines(scalars)))
     checks = [*interface.length_checks(), *interface.scalar_checks(scalars)]
-    return BlockMaskLauncher(
+    return filled(
+        BlockMaskLauncher,
+        KernelParams(kernels.tensors, kernels.strides, kernels.problem),
         name=own,
-        params=kernels,
         backward=kernels.backward,
         lists=[
             name

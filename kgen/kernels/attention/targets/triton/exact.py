@@ -12,76 +12,76 @@ class Exact:
     In a tile, float64 is the sum of two float32 numbers, `lse` and `lse_low`.
     """
 
-    there: bool
+    exact: bool
     """True if the log-sum-exp is float64."""
 
     @property
-    def dtype(self) -> str:
+    def lse_dtype(self) -> str:
         """The PyTorch dtype."""
-        return "float64" if self.there else "float32"
+        return "float64" if self.exact else "float32"
 
     @property
-    def type(self) -> str:
+    def lse_type(self) -> str:
         """The Triton type."""
-        return f"tl.{self.dtype}"
+        return f"tl.{self.lse_dtype}"
 
     @property
-    def words(self) -> str:
+    def lse_words(self) -> str:
         """The dtype, for the end of a phrase in a docstring."""
-        return ", in float64," if self.there else ""
+        return ", in float64," if self.exact else ""
 
     @property
-    def maximum(self) -> str:
+    def row_maximum(self) -> str:
         """The row maximum, to which the logarithm of the row sum is added."""
-        return "m_i.to(tl.float64)" if self.there else "m_i"
+        return "m_i.to(tl.float64)" if self.exact else "m_i"
 
     @property
-    def sink(self) -> str:
+    def sink_exponent(self) -> str:
         """The base-2 exponent of a sink's probability."""
         return self._narrow("sink - lse")
 
     @property
-    def rescaling(self) -> str:
+    def rescaling_exponent(self) -> str:
         """The base-2 exponent that rescales a sum."""
         return self._narrow("m_i - m_ref")
 
     @property
-    def weight(self) -> str:
+    def weight_exponent(self) -> str:
         """The base-2 exponent of the weight of a split."""
         return self._narrow("part_lse - m_ref")
 
     @property
-    def low_of_rows(self) -> str | None:
+    def lse_low_of_rows(self) -> str | None:
         """The low part of the log-sum-exp, along the rows of a tile."""
-        return "lse_low[:, None]" if self.there else None
+        return "lse_low[:, None]" if self.exact else None
 
     @property
-    def low_of_columns(self) -> str | None:
+    def lse_low_of_columns(self) -> str | None:
         """The low part of the log-sum-exp, along the columns of a tile."""
-        return "lse_low[None, :]" if self.there else None
+        return "lse_low[None, :]" if self.exact else None
 
     @property
-    def of_delta(self) -> list[str]:
+    def delta_dtype(self) -> list[str]:
         """The dtype argument of delta, if it is not the default."""
-        return ["dtype=torch.float32"] if self.there else []
+        return ["dtype=torch.float32"] if self.exact else []
 
     @property
-    def of_dlse(self) -> list[str]:
+    def dlse_in_float32(self) -> list[str]:
         """The conversion of a gradient to float32."""
-        return ["dlse = None if dlse is None else dlse.float()"] if self.there else []
+        return ["dlse = None if dlse is None else dlse.float()"] if self.exact else []
 
     @property
-    def natural(self) -> str:
+    def natural_lse(self) -> str:
         """The natural-logarithm function."""
-        return "(lse * math.log(2)).float()" if self.there else "lse * math.log(2)"
+        return "(lse * math.log(2)).float()" if self.exact else "lse * math.log(2)"
 
     @property
-    def options(self) -> list[str]:
+    def exact_options(self) -> list[str]:
         """Launch options.
 
         They disable FMA contraction, which may produce different bits in different kernels.
         """
-        return ["enable_fp_fusion=False"] if self.there else []
+        return ["enable_fp_fusion=False"] if self.exact else []
 
     def _narrow(self, difference: str) -> str:
-        return f"({difference}).to(tl.float32)" if self.there else difference
+        return f"({difference}).to(tl.float32)" if self.exact else difference

@@ -23,7 +23,7 @@ class GradientSums:
     """The tensors that kernels write, as (name, expression) pairs."""
     reductions: list[str]
     """The statements that compute gradients from `made`."""
-    returns: list[str]
+    returned: list[str]
     """The gradients to return to autograd, one per argument."""
     scattered: bool
     """True if sums are scattered to elements by index."""
@@ -31,32 +31,32 @@ class GradientSums:
     """True if these indices read a buffer."""
 
     @property
-    def buffers(self) -> list[str]:
+    def sum_lines(self) -> list[str]:
         """The statements that allocate the tensors that kernels write."""
         return [f"{name} = {made}" for name, made in self.made]
 
     @property
-    def buffer_names(self) -> list[str]:
+    def sum_names(self) -> list[str]:
         """The names of these tensors."""
         return [name for name, _ in self.made]
 
     @property
-    def names(self) -> list[str]:
+    def learned_gradients(self) -> list[str]:
         """The gradients, by the names in the caller of the operator."""
         return [f"d{name}" for name in self.learned]
 
     @property
-    def results(self) -> list[str]:
+    def gradient_results(self) -> list[str]:
         """The gradients as the operator has them."""
         return [f"grad_{name}" for name in self.learned]
 
     @property
-    def fakes(self) -> list[str]:
+    def gradient_fakes(self) -> list[str]:
         """Empty tensors with the shapes of the gradients."""
         return [f"{name}.new_empty({name}.shape)" for name in self.learned]
 
     @property
-    def types(self) -> str:
+    def gradient_types(self) -> str:
         """The type of the operator's result."""
         return f"tuple[{', '.join(['Tensor'] * (3 + len(self.learned)))}]"
 
@@ -89,7 +89,7 @@ def gradient_sums(
         learned=learned,
         made=tuple(_made(plan)),
         reductions=[*lines, *sinks, *(_total(plan, buffer) for buffer in learned)],
-        returns=["dq", "dk", "dv", *of_others, *("None" for _ in scalars)],
+        returned=["dq", "dk", "dv", *of_others, *("None" for _ in scalars)],
         scattered=bool(scattered),
         read=any(reads(i) for g in scattered for i in g.indices),
     )

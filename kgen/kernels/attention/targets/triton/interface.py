@@ -348,24 +348,30 @@ class Operator:
     """The tensors that the caller passes."""
     lists: list[str]
     """The lists of a block mask."""
-    scalars: list[str]
-    typed: list[str]
+    input_scalars: list[str]
+    typed_inputs: list[str]
     """All arguments with their types."""
 
     @property
-    def tensors(self) -> list[str]:
+    def input_tensors(self) -> list[str]:
         """The arguments that are tensors."""
         return [*self.passed, *self.lists]
 
     @property
     def typed_backward(self) -> list[str]:
         """The arguments of the backward operator, with types."""
-        return ["dout: Tensor", "dlse: Optional[Tensor]", "out: Tensor", "lse: Tensor", *self.typed]
+        return [
+            "dout: Tensor",
+            "dlse: Optional[Tensor]",
+            "out: Tensor",
+            "lse: Tensor",
+            *self.typed_inputs,
+        ]
 
     @property
-    def names(self) -> list[str]:
+    def inputs(self) -> list[str]:
         """The names of all arguments."""
-        return [*self.tensors, *self.scalars]
+        return [*self.input_tensors, *self.input_scalars]
 
 
 def operator_of(interface: Interface) -> Operator:

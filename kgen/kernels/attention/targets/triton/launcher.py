@@ -56,7 +56,7 @@ from kgen.targets.arguments import (
 from kgen.targets.folding import Bracketed
 from kgen.targets.launching import LaunchFunctions
 from kgen.targets.signature import Signature
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -87,15 +87,12 @@ class Aligned(Template):
 
 
 @dataclass(frozen=True)
-class ForwardLauncher(Template):
+class ForwardLauncher(Operator, Exact, Placement, Template):
     """The forward pass, and its operators."""
 
     template: ClassVar[str] = "attention/triton/_forward_launcher.j2"
 
     name: str
-    op: Operator
-    at: Placement
-    exact: Exact
     bf16: bool
     ways: Ways
     """The branches of the forward pass that the launcher tests before `launch`."""
@@ -107,39 +104,36 @@ class ForwardLauncher(Template):
 
     def launch_functions(self) -> Iterator[str]:
         yield "_operator"
-        yield from self.at.allocators
+        yield from self.allocators
         yield from self.ways.launch_functions()
         if self.launch is not None:
-            yield from ("_launch", "_layouts", "_tile", *self.at.dividers)
+            yield from ("_launch", "_layouts", "_tile", *self.dividers)
         if self.needs_gradient is not None:
             yield from ("_COMPILED", "_compile_ahead", "_transformed")
 
     @property
     def laid_out(self) -> Bracketed:
         """The statement that computes the layouts of tensors."""
-        return Bracketed("layouts = _layouts(", (*self.op.tensors, "out"), ")")
+        return Bracketed("layouts = _layouts(", (*self.input_tensors, "out"), ")")
 
     @property
     def returned_out(self) -> Bracketed:
         """The return statement of the operator that returns out."""
-        return Bracketed("return _forward(", (*self.op.names, "False"), ")[0]")
+        return Bracketed("return _forward(", (*self.inputs, "False"), ")[0]")
 
     @property
     def returned_both(self) -> Bracketed:
         """The return statement of the operator that returns out and its log-sum-exp."""
-        return Bracketed("return _forward(", (*self.op.names, "True"), ")")
+        return Bracketed("return _forward(", (*self.inputs, "True"), ")")
 
 
 @dataclass(frozen=True)
-class BackwardLauncher(Template):
+class BackwardLauncher(GradientSums, Operator, Exact, Placement, Template):
     """The backward pass, and its operator."""
 
     template: ClassVar[str] = "attention/triton/_backward_launcher.j2"
 
     name: str
-    op: Operator
-    at: Placement
-    exact: Exact
     bf16: bool
     branches: list[BackwardBranch]
     """The branches of the backward pass, in the order in which the launcher tests them."""
@@ -161,10 +155,9 @@ class BackwardLauncher(Template):
     """The portable launches of calls that take no branch."""
     pairs: list[GradientLaunch]
     diagonals: list[GradientLaunch]
-    gradients: GradientSums
 
     def launch_functions(self) -> Iterator[str]:
-        yield from ("_cdiv", "_launch", "_layouts", "_operator", "_tile", *self.at.allocators)
+        yield from ("_cdiv", "_launch", "_layouts", "_operator", "_tile", *self.allocators)
         yield from (branch.dout for branch in self.branches if branch.dout)
 
 
@@ -179,27 +172,23 @@ class Scatter(Template):
 
 
 @dataclass(frozen=True)
-class Autograd(Template):
+class Autograd(GradientSums, Operator, Exact, Template):
     """The registration of autograd for the forward operator."""
 
     template: ClassVar[str] = "attention/triton/_autograd.j2"
 
     name: str
-    op: Operator
-    exact: Exact
-    gradients: GradientSums
 
     def launch_functions(self) -> Iterable[str]:
         return ("_once", "_register_autograd")
 
 
 @dataclass(frozen=True)
-class Docstring(Template):
+class Docstring(Placement, Template):
     """The docstring of the spec's function: its arguments and results."""
 
     template: ClassVar[str] = "attention/triton/_docstring.j2"
 
-    at: Placement
     width_qk: int
     width_v: int
     dtype: str
@@ -211,7 +200,7 @@ class Docstring(Template):
 
 
 @dataclass(frozen=True)
-class Function(Template):
+class Function(Exact, Placement, Template):
     """The emitted function of the spec."""
 
     template: ClassVar[str] = "attention/triton/_function.j2"
@@ -220,8 +209,6 @@ class Function(Template):
     summary: str
     signature: str
     docstring: Docstring
-    at: Placement
-    exact: Exact
     width_qk: int
     width_v: int
     torch_dtype: str
@@ -322,13 +309,14 @@ class Launcher:
     def _forward(self, parts: Sequence[InFile]) -> ForwardLauncher:
         made = zip(parts, self.made, strict=True)
         branches = [(of.branch, part.prefix) for part, of in made if of.branch is not None]
-        return ForwardLauncher(
+        return filled(
+            ForwardLauncher,
+            self.op,
+            self.exact,
+            self.at,
             name=self.name,
-            op=self.op,
-            at=self.at,
-            exact=self.exact,
             bf16=self.spec.dtype == "bf16",
-            ways=ways_of(branches, f"_layouts({', '.join(self.op.tensors)}, out)"),
+            ways=ways_of(branches, f"_layouts({', '.join(self.op.input_tensors)}, out)"),
             launch=self.launches.forward,
             narrow_values=narrow_values(self.plan),
             needs_gradient=self.needs_gradient if self.plan.backward else None,
@@ -337,18 +325,20 @@ class Launcher:
     def _backward(
         self, branches: list[BackwardBranch], launches: BackwardLaunches
     ) -> list[Template]:
-        gradients = gradient_sums(self.interface, self.op.tensors[3:], self.op.scalars)
+        gradients = gradient_sums(self.interface, self.op.input_tensors[3:], self.op.input_scalars)
         shares = next((branch for branch in branches if branch.ends), None) if self.shares else None
         portable = [launches.dq, launches.dkdv]
         count = portable_first(branches)
-        launcher = BackwardLauncher(
+        launcher = filled(
+            BackwardLauncher,
+            gradients,
+            self.op,
+            self.exact,
+            self.at,
             name=self.name,
-            op=self.op,
-            at=self.at,
-            exact=self.exact,
             bf16=self.spec.dtype == "bf16",
             branches=branches,
-            ways=backward_ways(branches, shares, self.op.names, launches.dq),
+            ways=backward_ways(branches, shares, self.op.inputs, launches.dq),
             workspace=workspace_lines(branches, shares),
             narrow_values=narrow_values(self.plan),
             widest_step=self.interface.widest_step(),
@@ -360,10 +350,10 @@ class Launcher:
             rest=portable[count:],
             pairs=launches.pairs,
             diagonals=launches.diagonals,
-            gradients=gradients,
         )
         scatter = [Scatter(gradients.read)] if gradients.scattered else []
-        return [launcher, *scatter, Autograd(self.name, self.op, self.exact, gradients)]
+        autograd = filled(Autograd, gradients, self.op, self.exact, name=self.name)
+        return [launcher, *scatter, autograd]
 
     def _numbers(self) -> Numbers:
         own = self.interface
@@ -374,8 +364,9 @@ class Launcher:
     def docstring(self) -> Docstring:
         """Return the docstring of the spec's function."""
         spec, of_gqa = self.spec, {"any": "a multiple of", 1: "equal to"}
-        return Docstring(
-            at=self.at,
+        return filled(
+            Docstring,
+            self.at,
             width_qk=spec.head_dim.qk,
             width_v=spec.head_dim.v,
             dtype=spec.dtype,
@@ -392,13 +383,14 @@ class Launcher:
         tables = ["block_table"] if spec.paged_kv is not None else []
         beside = [*self.packed, *tables, *map(own.called, spec.buffers), *self.sinks]
         of_mask = ["*block_mask[1:]"] if self.mask is not None else []
-        return Function(
+        return filled(
+            Function,
+            self.exact,
+            self.at,
             name=self.name,
             summary=opening(spec),
             signature=str(self.signature),
             docstring=self.docstring(),
-            at=self.at,
-            exact=self.exact,
             width_qk=spec.head_dim.qk,
             width_v=spec.head_dim.v,
             torch_dtype=TORCH_DTYPES[spec.dtype],
@@ -418,7 +410,7 @@ class Launcher:
             block_mask=self.mask,
             default_scale=f"{spec.head_dim.qk} ** -0.5",
             needs_lse=self.needs_gradient if self.plan.backward else None,
-            given=[*self.op.passed, *of_mask, *self.op.scalars],
+            given=[*self.op.passed, *of_mask, *self.op.input_scalars],
         )
 
 

@@ -79,7 +79,7 @@ class _Files:
         free_plan = plan if free.spec == loaded.spec else plan_attention(free)
         self.lowering = Lowering(plan)
         at = placement(self.packed, plan.grouped, plan.spec.head_dim.v, "")
-        self.group = at.of.group
+        self.group = at.group
         self.tensors = tensors_of(plan, self.name)
         self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
         self.kv_dims = "pshd" if plan.spec.paged_kv is not None else self.dims

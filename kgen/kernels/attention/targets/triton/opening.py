@@ -22,7 +22,7 @@ _Tile = TypeVar("_Tile", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
-class Opening(Template):
+class Opening(Placement, Template):
     """The docstring and the imports of a file."""
 
     template: ClassVar[str] = "attention/triton/_opening.j2"
@@ -33,7 +33,6 @@ class Opening(Template):
     """The formula of out."""
     formula: str
     """The expressions that the formula names."""
-    at: Placement
     width_qk: int
     width_v: int
     kv_shapes: str
@@ -80,12 +79,11 @@ class TileTable:
 
 
 @dataclass(frozen=True)
-class Prelude(Template):
+class Prelude(Placement, Template):
     """Constants, tiles, and functions that several kernels call."""
 
     template: ClassVar[str] = "attention/triton/_prelude.j2"
 
-    at: Placement
     block_size: int | None
     """The size of a block mask's blocks."""
     constants: list[Constant]

@@ -6,28 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.targets.code import Code, as_type, row
-
-
-@dataclass(frozen=True)
-class FirstRows:
-    """The first row of a sequence in each tensor of rows: `g` is dO, and `o` is out or dq."""
-
-    q: str
-    k: str
-    v: str
-    g: str
-    o: str
-    dk: str
-    dv: str
-
-
-@dataclass(frozen=True)
-class BySide:
-    """One text for queries, and one for keys."""
-
-    q: str
-    kv: str
+from kgen.targets.code import Code, Statement, as_type, assign, over, row
+from kgen.targets.template import filled
 
 
 @dataclass(frozen=True)
@@ -41,65 +21,64 @@ class DeltaRows:
     rows: str
     """The first row of the vectors."""
     no_specialize: str
-    programs: str
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of out without its columns, and the sizes of the log-sum-exp."""
+class FirstRows:
+    """The first row of a sequence in each tensor of rows: `g` is dO, and `o` is out or dq."""
 
-    q: str
-    lse: str
-    lse_in_python: str
-    """The sizes of the log-sum-exp, as an expression of q."""
-
-
-@dataclass(frozen=True)
-class Like:
-    """The calls that allocate gradients."""
-
-    q: str
-    k: str
-    v: str
+    first_q: str
+    first_k: str
+    first_v: str
+    first_g: str
+    first_o: str
+    first_dk: str
+    first_dv: str
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The statements that assign sizes: the sizes of q, and all others."""
-
-    q: str
-    others: list[str]
-
-
-@dataclass(frozen=True)
-class Rows:
+class Layout(FirstRows):
     """The expressions that all packed specs, or all [B, H, S, D] specs, share."""
 
-    first: FirstRows
     rows: Code
     """The first row of the vectors of a query head."""
-    head_rows: BySide
-    """The first rows of a query head and of a KV head in the kernel of dk and dv."""
-    delta: DeltaRows
+    rows_of_head: str
+    """The first row of the vectors of a query head, in the kernel of dk and dv."""
+    rows_of_kv_head: str
+    """The first row of the vectors of a KV head, in the kernel of dk and dv."""
+    delta_rows: DeltaRows
+    programs_of_delta: str
+    """Number of tiles of the delta kernel."""
     axis_count: int
     """The number of dimensions of q, k and v."""
-    shape: Shape
-    like: Like
+    shape_of_q: str
+    """The sizes of q and out without their columns."""
+    shape_of_lse: str
+    lse_shape_in_python: str
+    """The sizes of the log-sum-exp, as an expression of q."""
+    like_q: str
+    """The call that allocates a gradient with the shape of q."""
+    like_k: str
+    like_v: str
     group: int
     """Number of heads that programs process at a time."""
 
 
 @dataclass(frozen=True)
-class Placement:
+class Placement(Layout):
     """The expressions by which kernels and the launcher address the rows of a head."""
 
     packed: bool
     grouped: bool
     """True if the numbers of query heads and KV heads may differ."""
-    of: Rows
-    programs: BySide
-    """Number of tiles of queries, and of keys."""
-    sizes: Sizes
+    programs_of_q: str
+    """Number of tiles of queries."""
+    programs_of_kv: str
+    """Number of tiles of keys."""
+    sizes_of_q: str
+    """The statement that assigns the sizes of q."""
+    other_sizes: list[str]
+    """The statements that assign all other sizes."""
     empty_out: str
     """The expression that allocates out from sizes."""
     empty_like_q: str
@@ -126,6 +105,16 @@ class Placement:
         return "h // GQA" if self.grouped else "h"
 
     @property
+    def head_of_keys(self) -> list[Statement]:
+        """The statement that finds the KV head of a query head."""
+        return [assign("h_kv", over("h", "GQA"))] if self.grouped else []
+
+    @property
+    def counted_kv_heads(self) -> list[Statement]:
+        """The statement that computes the number of KV heads, unless it is `HQ`."""
+        return [assign("HKV", over("HQ", "GQA"))] if self.grouped else []
+
+    @property
     def kv_heads(self) -> str:
         """Number of KV heads."""
         return "HKV" if self.grouped else "HQ"
@@ -137,31 +126,29 @@ def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placem
     `kv_sizes` are the KV heads and the length of unpacked tensors. Unless `grouped`, there are as
     many KV heads as query heads.
     """
-    of_tiles = BySide(
-        programs(packed, grouped, "q", "BLOCK_M"), programs(packed, grouped, "kv", "BLOCK_N")
-    )
+    layout = _PACKED if packed else _DENSE
     if packed:
+        sizes = "TQ, HQ, _ = q.shape"
         heads = "TK, HKV, _ = k.shape" if grouped else "TK = k.shape[0]"
-        sizes = Sizes("TQ, HQ, _ = q.shape", [heads, "B = len(cu_seqlens_q) - 1"])
-        return Placement(
-            packed,
-            grouped,
-            _PACKED,
-            of_tiles,
-            sizes,
-            f"q.new_empty((TQ, HQ, {head_v}))",
-            f"q.new_empty((*q.shape[:2], {head_v}))",
-        )
-    others = [f"HKV, SK = {kv_sizes}"] if grouped else ["SK = k.shape[2]"]
-    sizes = Sizes("B, HQ, SQ, _ = q.shape", others)
-    return Placement(
-        packed,
-        grouped,
-        _DENSE,
-        of_tiles,
-        sizes,
-        f"_empty((B, HQ, SQ, {head_v}), q)",
-        f"_empty((*q.shape[:3], {head_v}), q)",
+        others = [heads, "B = len(cu_seqlens_q) - 1"]
+        empty_out = f"q.new_empty((TQ, HQ, {head_v}))"
+        empty_like_q = f"q.new_empty((*q.shape[:2], {head_v}))"
+    else:
+        sizes = "B, HQ, SQ, _ = q.shape"
+        others = [f"HKV, SK = {kv_sizes}"] if grouped else ["SK = k.shape[2]"]
+        empty_out = f"_empty((B, HQ, SQ, {head_v}), q)"
+        empty_like_q = f"_empty((*q.shape[:3], {head_v}), q)"
+    return filled(
+        Placement,
+        layout,
+        packed=packed,
+        grouped=grouped,
+        programs_of_q=programs(packed, grouped, "q", "BLOCK_M"),
+        programs_of_kv=programs(packed, grouped, "kv", "BLOCK_N"),
+        sizes_of_q=sizes,
+        other_sizes=others,
+        empty_out=empty_out,
+        empty_like_q=empty_like_q,
     )
 
 
@@ -175,47 +162,61 @@ def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
     return f"_cdiv(S{length}, {block}) * B * {heads}"
 
 
-_DENSE = Rows(
-    first=FirstRows(
-        **{x: f"b * stride_{x}b" for x in "qkvgo"}, dk="b * stride_ob", dv="b * stride_wb"
+_DENSE = filled(
+    Layout,
+    FirstRows(
+        **{f"first_{x}": f"b * stride_{x}b" for x in "qkvgo"},
+        first_dk="b * stride_ob",
+        first_dv="b * stride_wb",
     ),
     rows=row("mul", as_type("b_h", "int64"), "SQ"),
-    head_rows=BySide("(b * HQ + h).to(tl.int64) * SQ", "(b * HQ + h).to(tl.int64) * SK"),
-    delta=DeltaRows(
+    rows_of_head="(b * HQ + h).to(tl.int64) * SQ",
+    rows_of_kv_head="(b * HQ + h).to(tl.int64) * SK",
+    delta_rows=DeltaRows(
         first_o="b * stride_ob",
         first_g="b * stride_gb",
         first_l="b * stride_lb",
         rows="b_h.to(tl.int64) * SQ",
         no_specialize='do_not_specialize=["HQ", "SQ"]',
-        programs="_cdiv(SQ, 64) * B * HQ",
     ),
+    programs_of_delta="_cdiv(SQ, 64) * B * HQ",
     axis_count=4,
-    shape=Shape("B, HQ, SQ", "B, HQ, SQ", "q.shape[:3]"),
-    like=Like(*(f"_empty({x}.shape, {x})" for x in "qkv")),
+    shape_of_q="B, HQ, SQ",
+    shape_of_lse="B, HQ, SQ",
+    lse_shape_in_python="q.shape[:3]",
+    like_q="_empty(q.shape, q)",
+    like_k="_empty(k.shape, k)",
+    like_v="_empty(v.shape, v)",
     # Keys and values of four long sequences stay in L2.
     group=4,
 )
 
-_PACKED = Rows(
-    first=FirstRows(
-        **{x: f"q_begin * stride_{x}s" for x in "qgo"},
-        **{x: f"kv_begin * stride_{x}s" for x in "kv"},
-        dk="kv_begin * stride_os",
-        dv="kv_begin * stride_ws",
+_PACKED = filled(
+    Layout,
+    FirstRows(
+        **{f"first_{x}": f"q_begin * stride_{x}s" for x in "qgo"},
+        **{f"first_{x}": f"kv_begin * stride_{x}s" for x in "kv"},
+        first_dk="kv_begin * stride_os",
+        first_dv="kv_begin * stride_ws",
     ),
     rows=row("add", row("mul", as_type("h", "int64"), "TQ"), "q_begin"),
-    head_rows=BySide("tl.cast(h, tl.int64) * TQ + q_begin", "tl.cast(h, tl.int64) * TK + kv_begin"),
-    delta=DeltaRows(
+    rows_of_head="tl.cast(h, tl.int64) * TQ + q_begin",
+    rows_of_kv_head="tl.cast(h, tl.int64) * TK + kv_begin",
+    delta_rows=DeltaRows(
         first_o=None,
         first_g=None,
         first_l=None,
         rows="h.to(tl.int64) * TQ",
         no_specialize='do_not_specialize=["B", "TQ"]',
-        programs="_cdiv(TQ, 64) * HQ",
     ),
+    programs_of_delta="_cdiv(TQ, 64) * HQ",
     axis_count=3,
-    shape=Shape("TQ, HQ", "HQ, TQ", "(q.shape[1], q.shape[0])"),
-    like=Like(*(f"{x}.new_empty({x}.shape)" for x in "qkv")),
+    shape_of_q="TQ, HQ",
+    shape_of_lse="HQ, TQ",
+    lse_shape_in_python="(q.shape[1], q.shape[0])",
+    like_q="q.new_empty(q.shape)",
+    like_k="k.new_empty(k.shape)",
+    like_v="v.new_empty(v.shape)",
     # Short sequences of more heads also fit in L2. Heavy tiles start earlier, so that the last ones
     # are light.
     group=16,

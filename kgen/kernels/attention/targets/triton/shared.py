@@ -16,11 +16,11 @@ from kgen.targets.code import Assign, Code, as_type, load, row
 class Head:
     """The columns of a head, and the precision of their products."""
 
-    qk: list[Columns]
-    v: list[Columns]
-    columns: list[Assign]
+    qk_blocks: list[Columns]
+    v_blocks: list[Columns]
+    column_lines: list[Assign]
     """The statements for the column offsets of all blocks."""
-    v_columns: list[Assign]
+    v_column_lines: list[Assign]
     """The statements for the column offsets of V only."""
     dot: str
     precision: list[str]
@@ -29,10 +29,10 @@ class Head:
 def head_of(plan: AttentionPlan, tf32: bool) -> Head:
     """Return the columns of a plan's heads."""
     return Head(
-        qk=[block_of(c, "qk") for c in plan.qk_chunks],
-        v=[block_of(c, "dp") for c in plan.v_chunks],
-        columns=columns_of([*plan.qk_chunks, *plan.v_chunks]),
-        v_columns=columns_of(plan.v_chunks),
+        qk_blocks=[block_of(c, "qk") for c in plan.qk_chunks],
+        v_blocks=[block_of(c, "dp") for c in plan.v_chunks],
+        column_lines=columns_of([*plan.qk_chunks, *plan.v_chunks]),
+        v_column_lines=columns_of(plan.v_chunks),
         dot="_tf32_dot" if tf32 else "tl.dot",
         precision=[f'input_precision="{plan.spec.precision}"']
         if plan.spec.dtype == "fp32" and not tf32

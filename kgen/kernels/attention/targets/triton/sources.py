@@ -27,7 +27,7 @@ from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.launching import ImportsLaunch, LaunchFunctions, launching_of, modules_of
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,13 @@ class _File:
         )
         launching = launching_of(single)
         dependents = dict.fromkeys(name for of in reversed(parts) for name in of.dependents)
-        return Opening(
+        return filled(
+            Opening,
+            self.at,
             name=spec.name,
             summary=opening(spec),
             computed=computed_of(spec),
             formula=formula_of(spec),
-            at=self.at,
             width_qk=spec.head_dim.qk,
             width_v=spec.head_dim.v,
             kv_shapes=self.planned.interface.kv_shapes(),
@@ -162,8 +163,9 @@ class _File:
         params, lowering = self.plan.spec.params, self.planned.lowering
         constants = [n for n in params if n in lowering.constants]
         tables = [table for of in reversed(self.made) for table in of.forward_tables]
-        return Prelude(
-            at=self.at,
+        return filled(
+            Prelude,
+            self.at,
             block_size=BLOCK_SIZE if self.plan.block_mask is not None else None,
             constants=[Constant(n.upper(), repr(params[n].value)) for n in constants],
             tile_tables=[*tables, *(table for of in reversed(self.made) for table in of.tables)],
