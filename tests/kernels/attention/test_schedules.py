@@ -33,6 +33,7 @@ from kgen.kernels.attention.targets.triton.made import (
 from kgen.kernels.attention.targets.triton.native_calls import Calls, Prepared
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
+from kgen.targets.code import lines_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TYPES = {
@@ -72,7 +73,7 @@ def test_a_branch_that_takes_layouts_is_asked_behind_them() -> None:
     assert [(way.when, way.function, way.layouts) for way in ways.laid_out] == [
         ("_on_chip(q)", "_chip().on_chip", ["layouts"])
     ]
-    assert ways.last is None
+    assert ways.last == []
 
 
 def test_a_branch_that_takes_the_rest_is_last() -> None:
@@ -82,12 +83,11 @@ def test_a_branch_that_takes_the_rest_is_last() -> None:
         ("SQ > 64 and _on_chip(q)", "on_chip", ["_layouts(q, out)"])
     ]
     assert ways.laid_out == []
-    assert ways.last is not None
-    assert (ways.last.function, ways.last.layouts) == ("_few", [])
+    assert [(way.function, way.layouts) for way in ways.last] == [("_few", [])]
 
 
 UNUSED: Any = None
-DQ = Launch("_dq_kernel", "_DQ_TILES", "n_tiles", UNUSED, UNUSED)
+DQ = Launch((), (), (), "_dq_kernel", "_DQ_TILES", "n_tiles", UNUSED)
 OLD = BackwardBranch("on_old", "old", "_old(q)", ("dk", "dv"), dq=False, overlaps=True)
 RECENT = BackwardBranch(
     function="on_recent",
@@ -113,6 +113,14 @@ def test_the_backward_pass_takes_the_first_branch_that_serves() -> None:
     ]
     assert [way.before for way in ways] == [[], [DQ], []]
     assert [way.ends for way in ways] == ["", "", "dq_of_sums"]
+    assert [lines_of(way.ended) for way in ways] == [
+        [],
+        [],
+        [
+            "if dq_sum is not None and shared is None:",
+            "    dq_of_sums(layouts, dq_sum, dq, scale)",
+        ],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from kgen.kernels.attention.schedules.portable.kernels import BackwardKernels, PortableKernels
+from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel
+from kgen.kernels.attention.schedules.portable.kernels import (
+    BackwardKernels,
+    Diagonal,
+    Pair,
+    PortableKernels,
+)
+from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.launches import (
     BackwardLaunches,
     DeltaLaunch,
@@ -11,28 +18,65 @@ from kgen.kernels.attention.targets.triton.launches import (
     Launches,
 )
 from kgen.kernels.attention.targets.triton.placement import Placement
+from kgen.targets.template import filled
 
 
 def launches_of(kernels: PortableKernels, at: Placement) -> Launches:
     """Return the launches of the portable kernels."""
     of = kernels.forward
-    forward = Launch(
-        "_forward_kernel", "_FORWARD_TILES", at.programs_of_q, of.launched, of.kernel.operands
-    )
+    forward = _launch("forward", at.programs_of_q, of.launched, of.kernel)
     backward = _backward(kernels.backward, at) if kernels.backward is not None else None
     return Launches(forward if kernels.many_queries else None, backward)
 
 
 def _backward(of: BackwardKernels, at: Placement) -> BackwardLaunches:
     delta, dq, dkdv = of.delta, of.dq, of.dkdv
-    options = [f"START_NEXT={one.when}" for one in (delta.follower,) if one is not None]
-    counts = delta.follower is not None and delta.follower.counts
     return BackwardLaunches(
-        delta=DeltaLaunch(delta.launched, at.programs_of_delta, options, counts),
-        dq=Launch("_dq_kernel", "_DQ_TILES", at.programs_of_q, dq.launched, dq.kernel.operands),
-        dkdv=Launch(
-            "_dkdv_kernel", "_DKDV_TILES", at.programs_of_kv, dkdv.launched, dkdv.kernel.operands
+        delta=filled(
+            DeltaLaunch,
+            delta.launched,
+            Exact(delta.exact),
+            programs=at.programs_of_delta,
+            options=[f"START_NEXT={one.when}" for one in (delta.follower,) if one is not None],
         ),
-        pairs=[GradientLaunch(x.name, x.launched, x.shared.programs) for x in of.pairs],
-        diagonals=[GradientLaunch(x.name, x.launched, None) for x in of.diagonals],
+        counts=delta.follower is not None and delta.follower.counts,
+        dq=_launch("dq", at.programs_of_q, dq.launched, dq.kernel),
+        dkdv=_launch("dkdv", at.programs_of_kv, dkdv.launched, dkdv.kernel),
+        of_buffers=[*map(_of_pair, of.pairs), *map(_of_diagonal, of.diagonals)],
+    )
+
+
+def _launch(name: str, programs: str, params: KernelParams, kernel: LoopKernel) -> Launch:
+    return filled(
+        Launch,
+        params,
+        kernel=f"_{name}_kernel",
+        tiles=f"_{name.upper()}_TILES",
+        programs=programs,
+        operands=kernel.operands,
+    )
+
+
+def _of_pair(kernel: Pair) -> GradientLaunch:
+    programs = '_cdiv(SQ, tile["BLOCK_M"]) * _cdiv(SK, tile["BLOCK_N"])'
+    if kernel.shared.programs is not None:
+        programs += f" * {kernel.shared.programs}"
+    return filled(
+        GradientLaunch,
+        kernel.launched,
+        kernel=f"_{kernel.name}_kernel",
+        tiles="_PAIR_TILES",
+        programs=programs,
+        needed="programs",
+    )
+
+
+def _of_diagonal(kernel: Diagonal) -> GradientLaunch:
+    return filled(
+        GradientLaunch,
+        kernel.launched,
+        kernel=f"_{kernel.name}_kernel",
+        tiles="_DIAGONAL_TILES",
+        programs='(_cdiv(SQ, tile["BLOCK"]) + _cdiv(SK, tile["BLOCK"]) - 1) * B * HQ',
+        needed="programs and SQ and SK",
     )

@@ -18,6 +18,7 @@ from kgen.kernels.attention.targets.triton.made import (
     Planned,
     follower_of,
 )
+from kgen.targets.code import If, Run, Statement, text
 from kgen.targets.template import Template
 
 
@@ -39,14 +40,14 @@ class Ways:
     """The branches that need no layouts."""
     laid_out: list[Way]
     """The branches that need the layouts of the tensors."""
-    last: Way | None
-    """The branch for all other calls. None if the launcher contains it."""
+    last: list[Way]
+    """The branch for all other calls, if the launcher does not contain it."""
 
     def launch_functions(self) -> Iterable[str]:
         """Return the names of `_launch.py` that the branches use before the launcher has
         layouts.
         """
-        ways = [*self.first, *([] if self.last is None else [self.last])]
+        ways = [*self.first, *self.last]
         return ("_layouts",) if any(way.layouts for way in ways) else ()
 
 
@@ -55,11 +56,11 @@ def ways_of(branches: Sequence[tuple[Branch, str]], layouts: str) -> Ways:
     layouts of a call's tensors.
     """
     rest = next((branch for branch, _ in branches if branch.takes_rest), None)
-    first, laid_out, last = [], [], None
+    first, laid_out, last = list[Way](), list[Way](), list[Way]()
     for branch, prefix in branches:
         function = f"{prefix}{branch.function}"
         if branch is rest:
-            last = Way("", function, [layouts] if branch.laid_out else [])
+            last.append(Way("", function, [layouts] if branch.laid_out else []))
         elif rest is not None:
             when = f"{rest.leaves} and {branch.when}" if rest.leaves else branch.when
             first.append(Way(when, function, [layouts] if branch.laid_out else []))
@@ -82,6 +83,14 @@ class BackwardWay:
     call: str
     ends: str
     """The function that writes dq from sums that several calls share. Empty without one."""
+
+    @property
+    def ended(self) -> list[Statement]:
+        """The statement that writes dq from these sums, if the call shares them with no other."""
+        if not self.ends:
+            return []
+        call = Run(text(f"{self.ends}(layouts, dq_sum, dq, scale)"))
+        return [If(text("dq_sum is not None and shared is None"), (call,))]
 
 
 def portable_first(branches: Sequence[BackwardBranch]) -> int:
@@ -162,7 +171,8 @@ class WhichKernels(Template):
     """The tensors that determine the result."""
     words: list[str]
     """The possible results, and the kernels that they name."""
-    few: FewQueries | None
+    few: list[FewQueries]
+    """The early return, if there is one."""
     lines: list[Template]
     """The statements that compute results."""
     naming: list[str]
@@ -177,9 +187,9 @@ def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
     answers = {name: _answer(name, choices) for name in names}
     given = {kind for answer in answers.values() for kind in answer.given}
     first = next((choice for choice in choices if choice.few), None)
-    few = None
+    few = list[FewQueries]()
     if first is not None and names == ["forward"] and answers["forward"].by_call:
-        few = FewQueries(first.few, [("forward", first.own)])
+        few.append(FewQueries(first.few, [("forward", first.own)]))
         answers["forward"] = _answer_for_many(first, choices)
     shown = [
         choice

@@ -1,20 +1,16 @@
-"""The data of the launcher's templates, from argument checks to reductions of gradients."""
+"""The data of the launcher's templates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
 
 from kgen.expr.nodes import Type
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.targets.triton.block_mask import (
     BlockMaskKernels,
-    BlockMaskLauncher,
     block_mask_launcher,
 )
 from kgen.kernels.attention.targets.triton.choice import (
-    BackwardWay,
     Ways,
     WhichKernels,
     backward_ways,
@@ -24,21 +20,32 @@ from kgen.kernels.attention.targets.triton.choice import (
 )
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.gradient_sums import (
-    GradientSums,
     gradient_sums,
     learned_of,
 )
-from kgen.kernels.attention.targets.triton.interface import Check, Operator
+from kgen.kernels.attention.targets.triton.launcher_templates import (
+    Aligned,
+    Autograd,
+    BackwardLauncher,
+    Docstring,
+    ForwardLauncher,
+    Function,
+    Launching,
+    PortableForward,
+    Scatter,
+    SharedLauncher,
+    UseDelta,
+)
 from kgen.kernels.attention.targets.triton.launches import (
     BackwardLaunches,
     DeltaLaunch,
-    GradientLaunch,
-    Launch,
     Launches,
+    OutsideDelta,
+    OwnDelta,
+    counters_zeroed,
 )
 from kgen.kernels.attention.targets.triton.made import BackwardBranch, InFile, Made, Needs, Planned
-from kgen.kernels.attention.targets.triton.placement import Placement
-from kgen.kernels.attention.targets.triton.shared import narrow_values
+from kgen.kernels.attention.targets.triton.shared import aligned, narrow_values
 from kgen.spec.common import differentiable
 from kgen.targets import opening
 from kgen.targets.arguments import (
@@ -53,192 +60,10 @@ from kgen.targets.arguments import (
     derivatives_of,
     numbers_of,
 )
-from kgen.targets.folding import Bracketed
 from kgen.targets.launching import LaunchFunctions
 from kgen.targets.signature import Signature
 from kgen.targets.template import Template, filled
 from kgen.targets.triton.text import TORCH_DTYPES
-
-
-@dataclass(frozen=True)
-class Launching(Template):
-    """The beginning of the launcher: descriptors, and in a single-file package the functions that
-    all launchers share.
-    """
-
-    template: ClassVar[str] = "attention/triton/_launch.j2"
-
-    name: str
-    launching: LaunchFunctions | None
-    packed: bool
-    by_tma: bool
-    """True if TMA loads tiles."""
-    writes_by_tma: bool
-
-    def launch_functions(self) -> Iterable[str]:
-        return ("_arch_for", "_library")
-
-
-@dataclass(frozen=True)
-class Aligned(Template):
-    """The emitted function that aligns tensors of narrow values."""
-
-    template: ClassVar[str] = "attention/triton/_aligned.j2"
-
-
-@dataclass(frozen=True)
-class ForwardLauncher(Operator, Exact, Placement, Template):
-    """The forward pass, and its operators."""
-
-    template: ClassVar[str] = "attention/triton/_forward_launcher.j2"
-
-    name: str
-    bf16: bool
-    ways: Ways
-    """The branches of the forward pass that the launcher tests before `launch`."""
-    launch: Launch | None
-    """The launch of the portable forward kernel. None if other kernels serve every call."""
-    narrow_values: bool
-    needs_gradient: str | None
-    """The condition under which a backward pass may follow. None without a backward pass."""
-
-    def launch_functions(self) -> Iterator[str]:
-        yield "_operator"
-        yield from self.allocators
-        yield from self.ways.launch_functions()
-        if self.launch is not None:
-            yield from ("_launch", "_layouts", "_tile", *self.dividers)
-        if self.needs_gradient is not None:
-            yield from ("_COMPILED", "_compile_ahead", "_transformed")
-
-    @property
-    def laid_out(self) -> Bracketed:
-        """The statement that computes the layouts of tensors."""
-        return Bracketed("layouts = _layouts(", (*self.input_tensors, "out"), ")")
-
-    @property
-    def returned_out(self) -> Bracketed:
-        """The return statement of the operator that returns out."""
-        return Bracketed("return _forward(", (*self.inputs, "False"), ")[0]")
-
-    @property
-    def returned_both(self) -> Bracketed:
-        """The return statement of the operator that returns out and its log-sum-exp."""
-        return Bracketed("return _forward(", (*self.inputs, "True"), ")")
-
-
-@dataclass(frozen=True)
-class BackwardLauncher(GradientSums, Operator, Exact, Placement, Template):
-    """The backward pass, and its operator."""
-
-    template: ClassVar[str] = "attention/triton/_backward_launcher.j2"
-
-    name: str
-    bf16: bool
-    branches: list[BackwardBranch]
-    """The branches of the backward pass, in the order in which the launcher tests them."""
-    ways: list[BackwardWay]
-    """The tests and calls of these branches."""
-    workspace: list[str]
-    """The statements that allocate counters and sums."""
-    narrow_values: bool
-    widest_step: str
-    outside_delta: bool
-    """True if the caller may replace the delta kernel (`use_delta`)."""
-    shares: BackwardBranch | None
-    """The branch whose calls share sums if backward runs in parts of the keys. None without one."""
-    sinks: list[str]
-    delta: DeltaLaunch
-    first: list[Launch]
-    """The portable launches that every call makes."""
-    rest: list[Launch]
-    """The portable launches of calls that take no branch."""
-    pairs: list[GradientLaunch]
-    diagonals: list[GradientLaunch]
-
-    def launch_functions(self) -> Iterator[str]:
-        yield from ("_cdiv", "_launch", "_layouts", "_operator", "_tile", *self.allocators)
-        yield from (branch.dout for branch in self.branches if branch.dout)
-
-
-@dataclass(frozen=True)
-class Scatter(Template):
-    """The emitted function that scatters values: it adds them to elements at computed indices."""
-
-    template: ClassVar[str] = "attention/triton/_scatter.j2"
-
-    reads: bool
-    """True if the indices read a buffer."""
-
-
-@dataclass(frozen=True)
-class Autograd(GradientSums, Operator, Exact, Template):
-    """The registration of autograd for the forward operator."""
-
-    template: ClassVar[str] = "attention/triton/_autograd.j2"
-
-    name: str
-
-    def launch_functions(self) -> Iterable[str]:
-        return ("_once", "_register_autograd")
-
-
-@dataclass(frozen=True)
-class Docstring(Placement, Template):
-    """The docstring of the spec's function: its arguments and results."""
-
-    template: ClassVar[str] = "attention/triton/_docstring.j2"
-
-    width_qk: int
-    width_v: int
-    dtype: str
-    kv_shapes: str
-    gqa_words: str
-    argument_words: list[str]
-    dead_row: str
-    derivatives: Derivatives
-
-
-@dataclass(frozen=True)
-class Function(Exact, Placement, Template):
-    """The emitted function of the spec."""
-
-    template: ClassVar[str] = "attention/triton/_function.j2"
-
-    name: str
-    summary: str
-    signature: str
-    docstring: Docstring
-    width_qk: int
-    width_v: int
-    torch_dtype: str
-    dense_check: str
-    operand_casts: list[str]
-    buffer_casts: list[str]
-    paged: bool
-    checked_sizes: str
-    k_shape: str
-    kv_shapes: str
-    operand_shapes: str
-    """The shapes of q, k and v by name, for error messages."""
-    numbers: Numbers
-    checks: list[Check]
-    derivatives: Derivatives
-    block_mask: BlockMaskLauncher | None
-    default_scale: str
-    needs_lse: str | None
-    """Condition under which autograd may need the log-sum-exp. None without a backward pass."""
-    given: list[str]
-    """The arguments of the operators."""
-
-    def launch_functions(self) -> Iterator[str]:
-        yield from ("_cast", "_dense", "_real")
-        yield from self.numbers.launch_functions()
-        yield from self.derivatives.launch_functions()
-        if self.paged or any(check.shows_dtype for check in self.checks):
-            yield "_dtype"
-        if self.needs_lse is not None:
-            yield "_transformed"
 
 
 class Launcher:
@@ -309,6 +134,7 @@ class Launcher:
     def _forward(self, parts: Sequence[InFile]) -> ForwardLauncher:
         made = zip(parts, self.made, strict=True)
         branches = [(of.branch, part.prefix) for part, of in made if of.branch is not None]
+        ways = ways_of(branches, f"_layouts({', '.join(self.op.input_tensors)}, out)")
         return filled(
             ForwardLauncher,
             self.op,
@@ -316,10 +142,23 @@ class Launcher:
             self.at,
             name=self.name,
             bf16=self.spec.dtype == "bf16",
-            ways=ways_of(branches, f"_layouts({', '.join(self.op.input_tensors)}, out)"),
-            launch=self.launches.forward,
-            narrow_values=narrow_values(self.plan),
+            ways=ways,
+            portable=self._portable_forward(ways),
             needs_gradient=self.needs_gradient if self.plan.backward else None,
+        )
+
+    def _portable_forward(self, ways: Ways) -> PortableForward | None:
+        launch = self.launches.forward
+        if launch is None:
+            return None
+        return filled(
+            PortableForward,
+            launch,
+            self.op,
+            self.exact,
+            aligned=aligned(self.plan, "v"),
+            ways=ways.laid_out,
+            group=self.at.group,
         )
 
     def _backward(
@@ -340,20 +179,45 @@ class Launcher:
             branches=branches,
             ways=backward_ways(branches, shares, self.op.inputs, launches.dq),
             workspace=workspace_lines(branches, shares),
-            narrow_values=narrow_values(self.plan),
+            aligned=aligned(self.plan, "v", "dout"),
             widest_step=self.interface.widest_step(),
-            outside_delta=self.spec.targets.cuda is not None,
             shares=shares,
-            sinks=self.sinks,
-            delta=launches.delta,
+            delta=self._delta(launches, shares),
             first=portable[:count],
-            rest=portable[count:],
-            pairs=launches.pairs,
-            diagonals=launches.diagonals,
+            otherwise=[portable[count:]] if branches else [],
+            of_buffers=launches.of_buffers,
         )
         scatter = [Scatter(gradients.read)] if gradients.scattered else []
         autograd = filled(Autograd, gradients, self.op, self.exact, name=self.name)
-        return [launcher, *scatter, autograd]
+        ahead = self._ahead_of_backward(branches, shares, launches.delta)
+        return [*ahead, launcher, *scatter, autograd]
+
+    def _delta(
+        self, launches: BackwardLaunches, shares: BackwardBranch | None
+    ) -> OwnDelta | OutsideDelta:
+        """Return the computation of delta. A CUDA target may replace its kernel."""
+        if self.spec.targets.cuda is not None:
+            zeroed = counters_zeroed() if launches.counts else []
+            return OutsideDelta(self.name, zeroed, launches.delta)
+        shared = " and shared is None" if shares is not None else ""
+        return OwnDelta(f"lse.numel(){shared}", launches.delta)
+
+    def _ahead_of_backward(
+        self, branches: list[BackwardBranch], shares: BackwardBranch | None, delta: DeltaLaunch
+    ) -> Iterator[Template]:
+        """Yield the functions before the backward pass."""
+        if self.spec.targets.cuda is not None:
+            yield UseDelta(self.name)
+        if shares is not None:
+            yield SharedLauncher(
+                name=self.name,
+                branches=branches,
+                shares=shares,
+                sinks=self.sinks,
+                sizes_of_q=self.at.sizes_of_q,
+                aligned=aligned(self.plan, "dout"),
+                launch=delta,
+            )
 
     def _numbers(self) -> Numbers:
         own = self.interface

@@ -13,6 +13,7 @@ from kgen.kernels.attention.targets.triton.opening import TileTable
 from kgen.kernels.attention.targets.triton.placement import Placement
 from kgen.spec.load import Loaded
 from kgen.targets import Source
+from kgen.targets.code import If, Statement, assign, text
 from kgen.targets.template import Template
 
 
@@ -84,6 +85,15 @@ class BackwardBranch:
     """
     ends: str = ""
     """The function that writes dq from sums that several calls share."""
+
+    @property
+    def copied(self) -> list[Statement]:
+        """The statement that copies a dout that its kernels cannot load."""
+        if not self.dout:
+            return []
+        copy = "dout.clone(memory_format=torch.contiguous_format)"
+        line = assign("dout", copy, "gradients of sums have strides of 0")
+        return [If(text(f"{self.variable} and not {self.dout}(dout)"), (line,))]
 
     def inside(self, prefix: str) -> BackwardBranch:
         """Return the branch with the module of its functions as a prefix."""

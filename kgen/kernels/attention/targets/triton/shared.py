@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kgen.kernels.attention.lowered.loads import block_of, columns_of
 from kgen.kernels.attention.lowered.model import Columns
 from kgen.kernels.attention.plan.model import AttentionPlan
-from kgen.targets.code import Assign, Code, as_type, load, row
+from kgen.targets.code import Assign, Code, Statement, as_type, load, row, text
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,13 @@ def narrow_values(plan: AttentionPlan) -> bool:
     """True if V has one full block of 16 or 32 columns per head, and K is wider."""
     (first, *rest), keys = plan.v_chunks, plan.qk_chunks[0]
     return not rest and first.width == first.size < min(64, keys.size)
+
+
+def aligned(plan: AttentionPlan, *names: str) -> list[Statement]:
+    """Return the statement that aligns tensors as wide as V, if V is narrow."""
+    if not narrow_values(plan):
+        return []
+    return [Assign(names, tuple(text(f"_aligned({name})") for name in names))]
 
 
 def not_specialized(names: Sequence[str]) -> str:
