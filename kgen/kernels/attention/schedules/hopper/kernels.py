@@ -79,8 +79,8 @@ class Common(Rows):
     consumers: int
     """Number of consumers of forward."""
     streams: list[Stream]
-    hidden_keys: HiddenKeys | None
-    """The keys past an end that only the mask of a tile excludes. None without such keys."""
+    hidden_keys: list[HiddenKeys]
+    """The keys past an end that only the mask of a tile excludes, if there are any."""
 
     @property
     def sums(self) -> list[ColumnsOfKeys]:

@@ -190,7 +190,7 @@ def _common(
         vectors=reached(placement.vectors, operands.reach),
         consumers=operands.consumers,
         streams=streams_of(plan, kernels),
-        hidden_keys=loops.hidden_keys,
+        hidden_keys=[loops.hidden_keys] if loops.hidden_keys is not None else [],
     )
 
 

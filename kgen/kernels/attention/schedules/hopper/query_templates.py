@@ -174,12 +174,14 @@ class FirstTile(OfForward):
     @property
     def cleared_keys(self) -> list[str]:
         """The statements that clear hidden keys before the scores."""
-        hidden = self.hidden_keys
-        if hidden is None or not hidden.of_scores:
-            return []
         return [
-            "# Scores share a reciprocal, so a NaN of one would reach the others.",
-            hidden.cleared("_keys(kv_ring, n_used)", "kv_start"),
+            line
+            for hidden in self.hidden_keys
+            if hidden.of_scores
+            for line in (
+                "# Scores share a reciprocal, so a NaN of one would reach the others.",
+                hidden.cleared("_keys(kv_ring, n_used)", "kv_start"),
+            )
         ]
 
 
@@ -191,7 +193,7 @@ class Forward(OfForward):
 
     load_pages: LoadPages | None = field(kw_only=True)
     query_producer: ForwardProducer = field(kw_only=True)
-    clear_hidden: ClearHidden | None = field(kw_only=True)
+    clear_hidden: list[ClearHidden] = field(kw_only=True)
     tiles: ChainedTiles | TilesOfThree = field(kw_only=True)
     """The loop of a consumer."""
     first_tile: FirstTile | None = field(kw_only=True)
@@ -230,13 +232,13 @@ class Forward(OfForward):
     @property
     def cleared_values(self) -> list[Statement | str]:
         """The statements that clear hidden values of the first tile."""
-        if self.hidden_keys is None:
-            return []
-        return [
-            "_consumer_wait(kv_ring, n_used)",
-            assign("v_start", self.first_start),
-            self.hidden_keys.cleared("_values(kv_ring, n_used)", "v_start"),
+        cleared = [
+            hidden.cleared("_values(kv_ring, n_used)", "v_start") for hidden in self.hidden_keys
         ]
+        if not cleared:
+            return []
+        start = assign("v_start", self.first_start)
+        return ["_consumer_wait(kv_ring, n_used)", start, *cleared]
 
     @property
     def last_product(self) -> list[str]:
@@ -332,7 +334,7 @@ class Dq(OfDq):
 
 def forward_template(common: Common, forward: ForwardKernel) -> Forward:
     bases = (forward, forward.loop, forward.loop.body, forward.operands, common)
-    chained, hidden, unpaged = forward.tile.chained, common.hidden_keys, forward.unpaged
+    chained, unpaged = forward.tile.chained, forward.unpaged
     pages = None
     if unpaged is not None:
         pages = filled(LoadPages, forward.pages, kv_head=common.kv_head, hidden=unpaged)
@@ -341,7 +343,7 @@ def forward_template(common: Common, forward: ForwardKernel) -> Forward:
         *bases,
         load_pages=pages,
         query_producer=filled(ForwardProducer, *bases),
-        clear_hidden=ClearHidden(hidden, forward.lanes) if hidden is not None else None,
+        clear_hidden=[ClearHidden(hidden, forward.lanes) for hidden in common.hidden_keys],
         tiles=_tiles(forward, bases),
         first_tile=filled(FirstTile, *bases) if chained else None,
     )

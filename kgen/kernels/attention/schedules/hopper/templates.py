@@ -22,6 +22,7 @@ from kgen.kernels.attention.schedules.hopper.plan import HALF
 from kgen.kernels.attention.schedules.hopper.portable import Call
 from kgen.kernels.attention.schedules.hopper.query_templates import forward_template
 from kgen.kernels.attention.schedules.hopper.records import Record
+from kgen.kernels.attention.targets.triton.opening import Imported, dependents
 from kgen.targets.code import GLUON, Code, Op, Statement, codes, helpers_of, walk
 from kgen.targets.launching import ImportsLaunch
 from kgen.targets.template import Template, filled
@@ -99,10 +100,10 @@ class HopperFile(ImportsLaunch):
     language: ClassVar[str] = GLUON
 
     summary: str
-    uses_torch: bool
-    uses_triton: bool
-    gdc: list[str]
-    """The functions of programmatic dependent launch."""
+    modules: list[str]
+    """The further modules that it imports."""
+    of_triton: list[Imported]
+    """Imports of names from Triton."""
     imported: list[str]
     """The names that it imports from `triton.py`."""
     names: GluonNames
@@ -129,11 +130,12 @@ def file_of(
     hopper: Kernels, parts: list[Template], kernels: Lowering, summary: str, gdc: list[str]
 ) -> HopperFile:
     """Return the template of `hopper.py`."""
+    modules = ["torch"] if hopper.forward is not None or not kernels.packed else []
+    modules += ["triton"] if hopper.fused is not None else []
     return HopperFile(
         summary=summary,
-        uses_torch=hopper.forward is not None or not kernels.packed,
-        uses_triton=hopper.fused is not None,
-        gdc=gdc,
+        modules=modules,
+        of_triton=dependents(gdc),
         imported=_imported(hopper, kernels),
         names=names_of(hopper),
         parts=parts,

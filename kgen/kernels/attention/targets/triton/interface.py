@@ -100,6 +100,8 @@ class Interface:
         With pages, SK is omitted unless a check needs it.
         """
         spec = self.spec
+        if spec.varlen:
+            return "TK, HKV = k.shape[0], k.shape[1]"
         dims = {dim for buffer in spec.buffers.values() for dim in buffer.shape}
         promised = getattr(spec.lengths.kv, "multiple_of", 1) > 1 or self.plan.self_attention
         if spec.paged_kv is None or "SK" in dims or promised or self.plan.block_mask is not None:

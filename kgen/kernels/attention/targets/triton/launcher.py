@@ -27,10 +27,14 @@ from kgen.kernels.attention.targets.triton.launcher_templates import (
     Aligned,
     Autograd,
     BackwardLauncher,
+    BlockMaskArgument,
+    BlockTableChecks,
+    Descriptors,
     Docstring,
     ForwardLauncher,
     Function,
     Launching,
+    PackedDescriptors,
     PortableForward,
     Scatter,
     SharedLauncher,
@@ -113,9 +117,7 @@ class Launcher:
         start = Launching(
             name=self.name,
             launching=launching,
-            packed=self.spec.varlen,
-            by_tma=self.needs.by_tma,
-            writes_by_tma=self.needs.writes_by_tma,
+            descriptors=self._descriptors(),
         )
         found: list[Template] = [start, *(part for of in parts for part in of.launcher)]
         if narrow_values(self.plan):
@@ -130,6 +132,14 @@ class Launcher:
             ]
             found += self._backward(branches, self.launches.backward)
         return [*found, self.function(), which]
+
+    def _descriptors(self) -> Descriptors | PackedDescriptors | None:
+        if not self.needs.by_tma:
+            return None
+        if not self.spec.varlen:
+            return Descriptors()
+        writes = " and writes nothing" if self.needs.writes_by_tma else ""
+        return PackedDescriptors(f"reads zeros{writes}")
 
     def _forward(self, parts: Sequence[InFile]) -> ForwardLauncher:
         made = zip(parts, self.made, strict=True)
@@ -241,6 +251,10 @@ class Launcher:
             derivatives=self.derivatives,
         )
 
+    def _block_mask(self) -> BlockMaskArgument | None:
+        mask = self.mask
+        return None if mask is None else BlockMaskArgument(self.name, mask.list_sizes, mask.given)
+
     def function(self) -> Function:
         """Return the spec's function."""
         spec, own = self.spec, self.interface
@@ -263,7 +277,7 @@ class Launcher:
                 dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")
             ),
             buffer_casts=own.casts(spec.buffers),
-            paged=spec.paged_kv is not None,
+            block_table_checks=BlockTableChecks(self.name) if spec.paged_kv is not None else None,
             checked_sizes=own.checked_sizes(),
             k_shape=own.k_shape(),
             kv_shapes=own.kv_shapes(),
@@ -271,7 +285,7 @@ class Launcher:
             numbers=self._numbers(),
             checks=own.checks(),
             derivatives=self.derivatives,
-            block_mask=self.mask,
+            block_mask=self._block_mask(),
             default_scale=f"{spec.head_dim.qk} ** -0.5",
             needs_lse=self.needs_gradient if self.plan.backward else None,
             given=[*self.op.passed, *of_mask, *self.op.input_scalars],

@@ -6,9 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kgen.kernels.attention.targets.triton.block_mask import (
-    BlockMaskLauncher,
-)
 from kgen.kernels.attention.targets.triton.choice import (
     BackwardWay,
     Way,
@@ -39,6 +36,23 @@ from kgen.targets.template import Template
 
 
 @dataclass(frozen=True)
+class Descriptors(Template):
+    """The function that builds TMA descriptors of [B, H, S, D] tensors."""
+
+    template: ClassVar[str] = "attention/triton/_descriptors.j2"
+
+
+@dataclass(frozen=True)
+class PackedDescriptors(Template):
+    """The functions that build TMA descriptors of packed sequences."""
+
+    template: ClassVar[str] = "attention/triton/_packed_descriptors.j2"
+
+    outside: str
+    """The access of TMA to rows past a sequence, in words."""
+
+
+@dataclass(frozen=True)
 class Launching(Template):
     """The beginning of the launcher: descriptors, and in a single-file package the functions that
     all launchers share.
@@ -48,10 +62,8 @@ class Launching(Template):
 
     name: str
     launching: LaunchFunctions | None
-    packed: bool
-    by_tma: bool
-    """True if TMA loads tiles."""
-    writes_by_tma: bool
+    descriptors: Descriptors | PackedDescriptors | None
+    """The functions that build TMA descriptors. None if TMA loads no tiles."""
 
     def launch_functions(self) -> Iterable[str]:
         return ("_arch_for", "_library")
@@ -243,6 +255,28 @@ class Docstring(Placement, Template):
 
 
 @dataclass(frozen=True)
+class BlockTableChecks(Template):
+    """The checks of a block table."""
+
+    template: ClassVar[str] = "attention/triton/_block_table_checks.j2"
+
+    name: str
+
+
+@dataclass(frozen=True)
+class BlockMaskArgument(Template):
+    """The default of the argument for a block mask, and its checks."""
+
+    template: ClassVar[str] = "attention/triton/_block_mask_argument.j2"
+
+    name: str
+    list_sizes: str
+    """Number of batches and heads with separate lists."""
+    given: list[str]
+    """The arguments of the operator that builds a block mask, except the device."""
+
+
+@dataclass(frozen=True)
 class Function(Exact, Placement, Template):
     """The emitted function of the spec."""
 
@@ -258,8 +292,9 @@ class Function(Exact, Placement, Template):
     dense_check: str
     operand_casts: list[str]
     buffer_casts: list[str]
-    paged: bool
+    block_table_checks: BlockTableChecks | None
     checked_sizes: str
+    """The statement for the sizes in checks."""
     k_shape: str
     kv_shapes: str
     operand_shapes: str
@@ -267,7 +302,7 @@ class Function(Exact, Placement, Template):
     numbers: Numbers
     checks: list[Check]
     derivatives: Derivatives
-    block_mask: BlockMaskLauncher | None
+    block_mask: BlockMaskArgument | None
     default_scale: str
     needs_lse: str | None
     """Condition under which autograd may need the log-sum-exp. None without a backward pass."""
@@ -278,7 +313,7 @@ class Function(Exact, Placement, Template):
         yield from ("_cast", "_dense", "_real")
         yield from self.numbers.launch_functions()
         yield from self.derivatives.launch_functions()
-        if self.paged or any(check.shows_dtype for check in self.checks):
+        if self.block_table_checks is not None or any(check.shows_dtype for check in self.checks):
             yield "_dtype"
         if self.needs_lse is not None:
             yield "_transformed"

@@ -4,12 +4,13 @@ share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.placement import Placement
+from kgen.targets.code import Statement, assign, text
 from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
 from kgen.targets.triton import tables
@@ -19,6 +20,25 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _Tile = TypeVar("_Tile", bound="DataclassInstance")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Names that a file imports from a module."""
+
+    module: str
+    names: list[str]
+
+
+def imported(module: str, names: Iterable[str]) -> list[Imported]:
+    """Return the import of names, if there are any."""
+    found = [*names]
+    return [Imported(module, found)] if found else []
+
+
+def dependents(names: Iterable[str]) -> list[Imported]:
+    """Return the import of functions for programmatic dependent launch, if there are any."""
+    return imported("triton.language.extra.cuda", names)
 
 
 @dataclass(frozen=True)
@@ -40,25 +60,15 @@ class Opening(Placement, Template):
     tensors: list[str]
     """The tensors of an example call."""
     usage_args: list[str]
-    by_tma: bool
-    """True if tiles may be for TMA."""
     modules: list[str]
     """The Python modules that the file imports."""
     launching: LaunchFunctions | None
     """The launcher functions, if the file contains their source."""
-    typing: list[str]
-    """The names imported from `typing`."""
-    gdc: list[str]
-    """The functions for programmatic dependent launch."""
+    standard: list[Imported]
+    """Imports of names from the standard library."""
+    of_triton: list[Imported]
+    """Imports of names from Triton."""
     oldest: OldestTriton = OLDEST_TRITON
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A compile-time parameter."""
-
-    name: str
-    value: str
 
 
 @dataclass(frozen=True)
@@ -79,19 +89,42 @@ class TileTable:
 
 
 @dataclass(frozen=True)
-class Prelude(Placement, Template):
+class TileAndHead(Template):
+    """The function that finds the tile and the head of a program."""
+
+    template: ClassVar[str] = "attention/triton/_tile_and_head.j2"
+
+
+@dataclass(frozen=True)
+class PackedTile(Template):
+    """The function that finds the sequence and the tile of a slot."""
+
+    template: ClassVar[str] = "attention/triton/_tile_of_slot.j2"
+
+
+@dataclass(frozen=True)
+class Tf32Dot(Template):
+    """The functions that round to TF32 and multiply."""
+
+    template: ClassVar[str] = "attention/triton/_tf32_dot.j2"
+
+
+@dataclass(frozen=True)
+class Prelude(Template):
     """Constants, tiles, and functions that several kernels call."""
 
     template: ClassVar[str] = "attention/triton/_prelude.j2"
 
-    block_size: int | None
-    """The size of a block mask's blocks."""
-    constants: list[Constant]
+    constants: list[Statement]
     tile_tables: list[TileTable]
-    many_queries: bool
-    """True if some kernel serves many queries."""
-    tf32: bool
+    functions: list[Template]
+    """The functions that several kernels call, except helpers of expressions."""
     helpers: list[str]
+
+
+def constant(name: str, value: str, note: str = "") -> Statement:
+    """Return the definition of a constant that kernels read; `note` is a comment after it."""
+    return assign(name, text(f"tl.constexpr({value})"), note)
 
 
 def computed_of(spec: AttentionSpec) -> str:

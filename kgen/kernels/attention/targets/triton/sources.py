@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,15 +18,21 @@ from kgen.kernels.attention.targets.triton.interface import Interface, operator_
 from kgen.kernels.attention.targets.triton.launcher import Launcher
 from kgen.kernels.attention.targets.triton.made import InFile, Made, Planned
 from kgen.kernels.attention.targets.triton.opening import (
-    Constant,
     Opening,
+    PackedTile,
     Prelude,
+    Tf32Dot,
+    TileAndHead,
     computed_of,
+    constant,
+    dependents,
     formula_of,
+    imported,
 )
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.code import Statement
 from kgen.targets.launching import ImportsLaunch, LaunchFunctions, launching_of, modules_of
 from kgen.targets.template import Template, filled
 
@@ -136,7 +143,10 @@ class _File:
             or any(of.named_tuples for of in parts)
         )
         launching = launching_of(single)
-        dependents = dict.fromkeys(name for of in reversed(parts) for name in of.dependents)
+        gdc = dict.fromkeys(name for of in reversed(parts) for name in of.dependents)
+        typing = [*(["NamedTuple"] if named else []), *(["Optional"] if plan.backward else [])]
+        by_tma = ["TensorDescriptor"] if self.launcher.needs.by_tma else []
+        descriptors = imported("triton.tools.tensor_descriptor", by_tma)
         return filled(
             Opening,
             self.at,
@@ -150,26 +160,33 @@ class _File:
             dtype=spec.dtype,
             tensors=["q", "k", "v", *self.launcher.packed],
             usage_args=[f"{name}={name}" for name in self.planned.interface.required()],
-            by_tma=self.launcher.needs.by_tma,
             modules=modules_of(
                 launching, "math", *(module for of in parts for module in of.modules)
             ),
             launching=launching,
-            typing=[*(["NamedTuple"] if named else []), *(["Optional"] if plan.backward else [])],
-            gdc=list(dependents),
+            standard=imported("typing", typing),
+            of_triton=[*descriptors, *dependents(gdc)],
         )
+
+    def _sizes(self) -> Iterator[Statement]:
+        """Yield the sizes that are constants of kernels."""
+        if self.at.packed:
+            yield constant("FAR", "2**30", "more than any number of tokens")
+        if self.plan.block_mask is not None:
+            yield constant(
+                "BLOCK_SIZE", str(BLOCK_SIZE), "queries and keys of a block of the block mask"
+            )
 
     def _prelude(self) -> Prelude:
         params, lowering = self.plan.spec.params, self.planned.lowering
-        constants = [n for n in params if n in lowering.constants]
+        own = [n for n in params if n in lowering.constants]
         tables = [table for of in reversed(self.made) for table in of.forward_tables]
-        return filled(
-            Prelude,
-            self.at,
-            block_size=BLOCK_SIZE if self.plan.block_mask is not None else None,
-            constants=[Constant(n.upper(), repr(params[n].value)) for n in constants],
+        functions: list[Template] = [TileAndHead()] if self.launcher.needs.many_queries else []
+        functions += [PackedTile()] if self.at.packed else []
+        functions += [Tf32Dot()] if lowering.tf32 else []
+        return Prelude(
+            constants=[*self._sizes(), *(constant(n.upper(), repr(params[n].value)) for n in own)],
             tile_tables=[*tables, *(table for of in reversed(self.made) for table in of.tables)],
-            many_queries=self.launcher.needs.many_queries,
-            tf32=lowering.tf32,
+            functions=functions,
             helpers=in_order(frozenset().union(*(of.helpers for of in self.made))),
         )
