@@ -166,9 +166,9 @@ class Launcher:
             launch,
             self.op,
             self.exact,
+            self.at,
             aligned=aligned(self.plan, "v"),
             ways=ways.laid_out,
-            group=self.at.group,
         )
 
     def _backward(

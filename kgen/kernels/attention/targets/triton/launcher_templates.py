@@ -77,7 +77,7 @@ class Aligned(Template):
 
 
 @dataclass(frozen=True)
-class PortableForward(Launch, Operator, Exact, Template):
+class PortableForward(Launch, Operator, Exact, Placement, Template):
     """The launch of the portable forward kernel, and the branches that need layouts."""
 
     template: ClassVar[str] = "attention/triton/_portable_forward.j2"
@@ -86,8 +86,9 @@ class PortableForward(Launch, Operator, Exact, Template):
     """The statement that aligns V."""
     ways: list[Way]
     """The branches that need the layouts of the tensors."""
-    group: int
-    """Number of heads that programs process at a time."""
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_launch", "_layouts", "_tile", *self.dividers)
 
     @property
     def laid_out(self) -> Bracketed:
@@ -114,8 +115,6 @@ class ForwardLauncher(Operator, Exact, Placement, Template):
         yield "_operator"
         yield from self.allocators
         yield from self.ways.launch_functions()
-        if self.portable is not None:
-            yield from ("_launch", "_layouts", "_tile", *self.dividers)
         if self.needs_gradient is not None:
             yield from ("_COMPILED", "_compile_ahead", "_transformed")
 
@@ -159,6 +158,13 @@ class SharedLauncher(Template):
     aligned: list[Statement]
     """The statement that aligns dO."""
     launch: DeltaLaunch
+
+    def launch_functions(self) -> Iterator[str]:
+        yield "_layouts"
+        if self.sinks:
+            yield "_cdiv"
+        if self.shares.dout:
+            yield self.shares.dout
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,9 @@ class BackwardLauncher(GradientSums, Operator, Exact, Placement, Template):
         return "dq if shared is None else None" if self.shares is not None else "dq"
 
     def launch_functions(self) -> Iterator[str]:
-        yield from ("_cdiv", "_launch", "_layouts", "_operator", "_tile", *self.allocators)
+        yield from ("_launch", "_layouts", "_operator", "_tile", *self.allocators, *self.dividers)
+        if self.of_buffers or "sinks" in self.learned:
+            yield "_cdiv"
         yield from (branch.dout for branch in self.branches if branch.dout)
 
 
@@ -261,6 +269,9 @@ class BlockTableChecks(Template):
     template: ClassVar[str] = "attention/triton/_block_table_checks.j2"
 
     name: str
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_dtype",)
 
 
 @dataclass(frozen=True)
@@ -313,7 +324,7 @@ class Function(Exact, Placement, Template):
         yield from ("_cast", "_dense", "_real")
         yield from self.numbers.launch_functions()
         yield from self.derivatives.launch_functions()
-        if self.block_table_checks is not None or any(check.shows_dtype for check in self.checks):
+        if any(check.shows_dtype for check in self.checks):
             yield "_dtype"
         if self.needs_lse is not None:
             yield "_transformed"

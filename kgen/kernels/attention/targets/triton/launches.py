@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,6 +44,9 @@ class DeltaLaunch(KernelParams, Exact, Template):
     programs: str
     options: list[str]
     """Further launch options."""
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_cdiv", "_launch")
 
     @property
     def no_strides(self) -> str:
