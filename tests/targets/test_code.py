@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 import pytest
 
@@ -136,6 +137,23 @@ def test_renamed() -> None:
     moved = with_names(branch, {"ds": "p", "x": "factor"})
     assert moved.lines() == ["if MASKED:", "    factor = p * a", "else:", "    p += a"]
     assert (moved.defines, moved.uses) == ({"factor", "p"}, {"MASKED", "p", "a"})
+
+
+def test_a_condition_that_is_all_of_an_else_is_an_elif() -> None:
+    def one(name: str) -> Assign:
+        return assign(name, A)
+
+    inner = If(Name("MASKED"), (one("y"),), (one("z"),), note="why")
+    lines = ["if TMA:", "    x = a", "elif MASKED:  # why", "    y = a", "else:", "    z = a"]
+    assert If(Name("TMA"), (one("x"),), (inner,)).lines() == lines
+    two = If(Name("TMA"), (one("x"),), (one("v"), replace(inner, other=())))
+    assert two.lines() == [
+        *lines[:2],
+        "else:",
+        "    v = a",
+        "    if MASKED:  # why",
+        "        y = a",
+    ]
 
 
 def test_needed() -> None:

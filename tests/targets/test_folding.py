@@ -64,6 +64,7 @@ STATEMENTS: list[Statement] = [
     Assign(("first", "second"), (op("search({0}, {1})", ADDRESS, MASK),)),
     Run(op("{tl}.store({0}, {1}, mask={2})", ADDRESS, READ, MASK)),
     If(MASK, (assign("value", READ),), (assign("value", ADDRESS),)),
+    If(Name("TMA"), (assign("value", READ),), (If(MASK, (Run(ADDRESS),), (Run(READ),)),)),
 ]
 
 

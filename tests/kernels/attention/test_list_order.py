@@ -19,8 +19,8 @@ LINES = {
         "absent = column - ones - twos + n_partial + n_full",
         "place = tl.where(kind == 1, ones - 1, tl.where(kind == 2, n_partial + twos - 1, absent))",
     ),
-    "triton/_tiles.j2": (
-        "_start = i + (tl.load({{ inner.name }}_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * "
+    "portable/_listed_tiles.j2": (
+        "_start = i + (tl.load({{ name }}_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * "
         "BLOCK_SIZE",
     ),
     "hopper/_shared.j2": (

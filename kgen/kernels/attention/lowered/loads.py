@@ -193,7 +193,7 @@ class TmaRow:
 def tma_row(packed: bool, side: str, head: str) -> TmaRow:
     """Return the position of the first row of a tile in a descriptor.
 
-    `side` is `q` or `kv`. `_descriptors` in `_launch.j2` explains the indices of packed sequences.
+    `side` is `q` or `kv`. `_packed_descriptors.j2` explains the indices of packed sequences.
     """
     if not packed:
         return TmaRow(f"b, {head}, {side}_start", ["b", head])

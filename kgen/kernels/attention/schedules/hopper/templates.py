@@ -45,10 +45,13 @@ class GluonNames(Common, Template):
 
 
 @dataclass(frozen=True)
-class Rescaling:
-    """The rescaling of accumulators: elements of a thread at a time, and the operands with alpha of
-    its two rows.
+class Rescaled(Template):
+    """The function that rescales accumulators: elements of a thread at a time, and the operands
+    with alpha of its two rows.
     """
+
+    template: ClassVar[str] = "attention/hopper/_rescaled.j2"
+    language: ClassVar[str] = GLUON
 
     elements: int
 
@@ -86,7 +89,7 @@ class SharedParts(Common, Template):
     linear: bool
     """True if a value is linear in the column of a tile."""
     helpers: list[str]
-    rescaling: Rescaling | None
+    rescaled: Rescaled | None
     searches_once: bool
     searches: bool
 
@@ -160,7 +163,7 @@ def _shared_parts(hopper: Kernels, kernels: Lowering) -> SharedParts:
         biased=linear,
         linear=linear or (hopper.dkdv is not None and hopper.dkdv.loop.linear),
         helpers=in_order(helpers_of(codes_in(hopper), GLUON) - kernels.helpers),
-        rescaling=Rescaling(min(HALF * common.width // 128, 64))
+        rescaled=Rescaled(min(HALF * common.width // 128, 64))
         if forward is not None and forward.tile.seldom_rescaled
         else None,
         searches_once=any(loop.range.from_first_key is not None for loop in hopper.loops),
