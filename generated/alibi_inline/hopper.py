@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cf1307e900ec2d18
+# inputs: 8642479aa513cc55
 # body: 50ad3c3e3ba41f73
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: adb447444c166ce6
+# inputs: acf1125983aca8eb
 # body: 47750072ca0cfb7f
 """Causal attention with ALiBi slopes computed from the head's index.
 

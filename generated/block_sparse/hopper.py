@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 41e17c8d98df4877
+# inputs: 4a5154861a5c69f4
 # body: faff2da8e8af3642
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d35be308797e8817
+# inputs: e160489c2f4f5cd7
 # body: 98c3598f56acbc03
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

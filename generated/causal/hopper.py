@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8e20d13fd3ec2da8
+# inputs: bf9f1a93eaaef71e
 # body: 1c9c4a34d5de3f90
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e0df72d8a875189
+# inputs: 6149f9c220c26a4d
 # body: e4a543c47e29a0f6
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5facebabe2d731d7
+# inputs: f560602ef643d4b3
 # body: 6ae9242bdc27e39c
 """Causal attention with ALiBi slopes read from a tensor.
 

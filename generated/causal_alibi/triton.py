@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2b45ca9a0b39f72a
+# inputs: 7e0c01521d4239ce
 # body: ffc9d95fb97be36f
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ae04f4ad085054da
+# inputs: 4bf831f7dcbea191
 # body: fe2b9f0b2eae007d
 """Attention of every query to the keys up to its own position, heads of 64.
 

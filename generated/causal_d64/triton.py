@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e31362c6bf177aca
+# inputs: d0e1740d6efece30
 # body: 4c037f15b3d68a5e
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a7b108413627490e
+# inputs: ad4aeab0044c6034
 # body: e7952c600164aede
 """Causal attention in fp32, products in three TF32 passes.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 80db987aa3de4c6e
+# inputs: 9a537bfad7b2de55
 # body: b97a778a9c8122b2
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

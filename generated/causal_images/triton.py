@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 84e7215fa7aa8a30
+# inputs: a4c5b0ba57f57b89
 # body: eacfcefb08d5a3b3
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9d84479897deaad2
+# inputs: 6ee60c82f25a1823
 # body: abdc81d8f38df2df
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: be211edc9a3756e4
+# inputs: 2d18d468dea85e54
 # body: cbf0681f2ae4f5db
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ab7cfdf18269e4c1
+# inputs: b5be3d117b766ab0
 # body: 4fa47c351d86e716
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

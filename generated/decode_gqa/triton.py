@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5430fb6da87e5076
+# inputs: 3e3d44c940749caf
 # body: ba8cfc0048437eae
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

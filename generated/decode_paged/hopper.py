@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1120057e674f62a9
+# inputs: 9ba8914ca0298139
 # body: ac9aa5a6baa4dfbe
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2660a9d3f8fd673a
+# inputs: cf9ac630669d4a09
 # body: 7f74a7b15e137b69
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

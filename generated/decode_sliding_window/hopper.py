@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cf5477258a9cedeb
+# inputs: c5fbae27700867da
 # body: 2426120206c5092b
 """Causal attention to the last 1024 positions of a KV cache.
 

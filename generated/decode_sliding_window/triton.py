@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 684073b6aa66d894
+# inputs: af6c78b2bbfc2605
 # body: 90a264ccae549882
 """Causal attention to the last 1024 positions of a KV cache.
 

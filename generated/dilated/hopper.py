@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 346ce1e51d7ecc1a
+# inputs: 0500f41ba8d31567
 # body: ad7a7bbba9b0dc9e
 """Causal attention to every fourth position back from the query.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f4d49813ee1008e6
+# inputs: d319b1c1b271e6af
 # body: b992bd0d0c1b66d7
 """Causal attention to every fourth position back from the query.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 608a535ac770b47b
+# inputs: a8f83db314d66330
 # body: c94daad307c08395
 """Causal self-attention within each document of a packed sequence.
 

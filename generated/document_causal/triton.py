@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bb3418f582a46476
+# inputs: 4c59c1d7e8a6650c
 # body: 2f66801e7c1774a1
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0386b7d63c5d8a1b
+# inputs: 176e40d12beb5b4e
 # body: 30564a17ff77f04a
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 184cecdcf5633540
+# inputs: 7b617a550088f8a5
 # body: 3d29767a9a0713dd
 """Attention of every query to every key.
 

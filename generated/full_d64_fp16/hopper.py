@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 24953b8dc25f38ca
+# inputs: 5d68eb602fefe4bc
 # body: c1c4d8d073a21aed
 """Attention of every query to every key, heads of 64 in fp16.
 

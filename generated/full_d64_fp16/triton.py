@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5647270702783108
+# inputs: 53002687ce2135d1
 # body: 7952219a9a9a71ac
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 92b451c517898ea1
+# inputs: 6615a9507919c4cb
 # body: 96325cec9121ad9a
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bf36ab091bc2f7c5
+# inputs: cd71de2ae2f41c97
 # body: f0137f2d504177d3
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

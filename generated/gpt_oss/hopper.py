@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 965acf32cfb16675
+# inputs: 7c13f69d107b9a29
 # body: f52bcef3f339230e
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 18ddd0cf6de5bf4f
+# inputs: d4d878ab15a8efd5
 # body: 7cc43fbeb9a990d9
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

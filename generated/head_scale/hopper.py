@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 11c480eacdb12026
+# inputs: 91c3fea721b1650d
 # body: 2f890fea18e5a904
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3c444cc7d251dc52
+# inputs: aefaa413470d908c
 # body: 0fec3a29b19e170b
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5e8856de655879c8
+# inputs: def1f8195d8909eb
 # body: d492ce913ad0589d
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

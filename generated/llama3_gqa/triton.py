@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 920b1d3c90176047
+# inputs: f3cbeb1d3c28c7c7
 # body: 85a848bd5ccccdd1
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

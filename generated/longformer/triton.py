@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d6a0d7e49f701f89
+# inputs: c5ec8f77dc84e4c5
 # body: 0a3553c6b6eb9da8
 """Attention to a symmetric window and to a few global tokens at the front.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dee0e0cdb2c84c22
+# inputs: d07768376623ca69
 # body: 9c1769f42d7151b7
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

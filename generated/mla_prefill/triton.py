@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e717440b5d771f24
+# inputs: 76bfa866e1c1012c
 # body: 3398279b8d950bc9
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: daa3d6f891a35f07
+# inputs: a248a4a30dcb2577
 # body: f1abbb69b3d88057
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e6da1371b60d2099
+# inputs: aed816a7e6c771c1
 # body: 716fb2b727411f72
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 64e2125ef09594e2
+# inputs: d4963b18fda0f902
 # body: 85d5e9d0a2f075ab
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 10e6a393747c6802
+# inputs: 03bc9ad07842d203
 # body: fedbf86e5ec9f1a8
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

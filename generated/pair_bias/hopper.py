@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6cfced55ef3a5404
+# inputs: ff6afb158a91defe
 # body: 95a525e87a81596c
 """Attention with a learned bias for each head and each pair of positions.
 

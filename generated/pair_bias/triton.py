@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7940d785094a35e5
+# inputs: 89e97048243b2242
 # body: 1c654c382430cd49
 """Attention with a learned bias for each head and each pair of positions.
 

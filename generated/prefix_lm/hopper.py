@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6251b4dfaf619f97
+# inputs: 6b06cb4d8f6e6515
 # body: b71cb01e472cbd5b
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 409225e83d1761ee
+# inputs: 738cbfb84832e3d1
 # body: 1ff9d56619726fea
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 

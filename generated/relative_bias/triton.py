@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ff3acb3458a130b0
+# inputs: c5682463e2b2d8b0
 # body: 381cfe9bc363722a
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

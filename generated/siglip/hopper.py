@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 27d2deff1ccd866f
+# inputs: 8ba7088468bb3f7f
 # body: 3dd3f8235db765bc
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

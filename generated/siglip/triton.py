@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e3b9df9c8f23ba43
+# inputs: 741a54a58a1d04bc
 # body: 340774761d4bbc55
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

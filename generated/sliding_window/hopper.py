@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 09d77adf1db3b7fd
+# inputs: 4d11bfedb0dd85fa
 # body: 33f52cc1724fb77a
 """Causal attention to the last 1024 positions.
 

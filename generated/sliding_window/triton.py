@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3a9eb39f33cc0430
+# inputs: 343893e28880dd76
 # body: 144bcc502eaea613
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b818bce99402be44
+# inputs: 2fcc69f780a3f705
 # body: e4fdaee12f31d71b
 """Causal attention whose scores saturate smoothly at 30.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cc2443adcc9e2181
+# inputs: 724d4c13713021fa
 # body: 794c6be9baa2f78f
 """Causal attention whose scores saturate smoothly at 30.
 

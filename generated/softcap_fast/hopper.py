@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6190c72ea439160e
+# inputs: 73f6d70abae4cf83
 # body: 8ea8caa76062f285
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

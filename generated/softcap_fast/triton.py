@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 395179d6e9071977
+# inputs: 5512285801d8657a
 # body: 08cc009507285561
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

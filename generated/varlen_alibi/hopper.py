@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6323995b8c664a94
+# inputs: 0b4cdabf0397b9b0
 # body: b121a1511396cc07
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 12ee4d0de6844544
+# inputs: f3fc4f4b0d55b9ec
 # body: 16ca78a5e104576f
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

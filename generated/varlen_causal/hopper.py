@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 86d72151baad2d2f
+# inputs: 722d8b01468f33ba
 # body: 4365ea34e704af2d
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 

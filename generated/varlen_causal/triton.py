@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 93f3fc69407d12c3
+# inputs: 18afb249837789ee
 # body: df8a92d0f8065349
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
