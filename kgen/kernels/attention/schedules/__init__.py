@@ -7,6 +7,7 @@ from importlib import import_module
 from kgen.kernels.attention.schedules.schedule import Schedule
 
 NAMES = (
+    "serve",
     "decode",
     "hopper",
     "portable",

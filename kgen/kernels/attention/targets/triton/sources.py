@@ -65,6 +65,7 @@ def sources(loaded: Loaded) -> list[Source]:
         offers.append("use_delta")
     if file.launcher.shares:
         offers += [f"{name}_begin", f"{name}_end"]
+    offers += [offer for of in file.made for offer in of.offers]
     whole = Source(
         "triton.py",
         file.whole(single=False),

@@ -1,0 +1,214 @@
+"""Batches of a serving engine: packed queries, and keys in pages.
+
+A batch is drawn as packed sequences. Its keys and values then move into pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.kernels.attention.verify.cache import NO_PAGE, SPARE
+from kgen.kernels.attention.verify.case import Case
+from kgen.kernels.attention.verify.inputs import Inputs, draw
+from kgen.kernels.attention.verify.problem import Problem
+
+Lengths = tuple[tuple[int, int], ...]
+"""New queries and all keys of each sequence."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One call of the function for serving."""
+
+    name: str
+    lengths: Lengths
+    page_size: int = 16
+    layout: str = "NHD"
+    """`NHD`, `HND`, or `joint`: keys and values in one tensor [2, pages, ...]."""
+    heads_kv: int = 2
+    group: int = 2
+    tail: int = 0
+    """Queries after the last sequence, which a CUDA graph may have."""
+    longest: bool = False
+    """True if the call passes `max_seqlen_q`."""
+    given: bool = True
+    """True if the call passes `out`, `lse` and `workspace`."""
+    magnitude: float = 1.0
+
+
+_MIXED = ((1, 77), (5, 40), (33, 200), (1, 1), (0, 20), (64, 64), (0, 0), (1, 131))
+BATCHES = (
+    Batch("mixed", _MIXED),
+    Batch("mixed-hnd", _MIXED, 32, "HND", group=4),
+    Batch("mixed-joint", _MIXED[::-1], 64, "joint", heads_kv=1, group=8),
+    Batch("mixed-wide-pages", _MIXED, 128, tail=9),
+    Batch("decodes", tuple((1, n) for n in (300, 64, 1, 129, 63)), 64, longest=True),
+    Batch("one-long", ((1, 700),), 16, heads_kv=1, longest=True),
+    Batch("speculative", ((4, 90), (4, 4), (3, 257)), 16, "joint", longest=True, given=False),
+    Batch("prompts", ((130, 130), (70, 70), (1, 1)), 128, "HND", heads_kv=1),
+    Batch("chunk", ((40, 400),), 48, heads_kv=1, given=False),
+    Batch("odd-pages", ((1, 90), (20, 33)), 10, tail=3),
+    Batch("empty", ((0, 0), (0, 30)), 16, tail=5),
+    Batch("more-queries", ((9, 4), (3, 0)), 16),
+    Batch("large", ((1, 90), (30, 66)), 16, magnitude=16.0),
+    Batch("many", tuple((i % 3, 7 * i % 40 + i % 3) for i in range(140)), 16, heads_kv=1),
+)
+
+
+def batches(problem: Problem) -> tuple[Batch, ...]:
+    """Return the batches of a spec, with its number of query heads per KV head."""
+    if problem.gqa == "any":
+        return BATCHES
+    return tuple(replace(batch, group=int(problem.gqa)) for batch in BATCHES)
+
+
+def packed(problem: Problem) -> Problem:
+    """Return the problem of the same attention over packed sequences."""
+    return replace(
+        problem,
+        passes=("forward",),
+        varlen=True,
+        aligned_to_end=True,
+        per_batch=False,
+        page_size=None,
+        q_multiple=1,
+        kv_multiple=1,
+    )
+
+
+@dataclass
+class Served:
+    """The tensors of a batch."""
+
+    batch: Batch
+    inputs: Inputs
+    """The same queries and keys as packed sequences."""
+    k_pages: Tensor
+    v_pages: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    out: Tensor
+    lse: Tensor
+
+    @property
+    def new(self) -> int:
+        """Number of queries of all sequences."""
+        return sum(new for new, _ in self.batch.lengths)
+
+
+def drawn(problem: Problem, batch: Batch, device: str) -> Served:
+    """Return the tensors of a batch. Pages are in random order, and unused rows hold NaN."""
+    sq, sk = (max(1, *(pair[i] for pair in batch.lengths), 1) for i in (0, 1))
+    case = Case(
+        batch.name,
+        sq,
+        sk,
+        heads_kv=batch.heads_kv,
+        group=batch.group,
+        packed=batch.lengths,
+        tail=(batch.tail, 0),
+        magnitude=batch.magnitude,
+        lse=True,
+    )
+    inputs = draw(packed(problem), case, device)
+    table = _table(batch, device)
+    rows, heads = len(inputs.q), inputs.q.shape[1]
+    return Served(
+        batch,
+        inputs,
+        *_pages(batch, table, inputs.k, inputs.v),
+        table,
+        torch.tensor([keys for _, keys in batch.lengths], dtype=torch.int32, device=device),
+        inputs.q.new_full((rows, heads, problem.head_v), 7.0),
+        torch.full((heads, rows), 7.0, device=device),
+    )
+
+
+def _table(batch: Batch, device: str) -> Tensor:
+    """Return a block table. Entries past the last page of a sequence must not be read."""
+    size = batch.page_size
+    counts = [-(-keys // size) for _, keys in batch.lengths]
+    order = torch.randperm(sum(counts) + SPARE, generator=torch.Generator().manual_seed(size))
+    table = torch.full((len(counts), max(*counts, 0) + 1), NO_PAGE, dtype=torch.int32)
+    for b, count in enumerate(counts):
+        first = sum(counts[:b])
+        table[b, :count] = order[first : first + count]
+    return table.to(device)
+
+
+def _pages(batch: Batch, table: Tensor, *packed: Tensor) -> list[Tensor]:
+    """Return pools of pages [pages, page_size, HKV, D], in the memory order of the batch."""
+    size, count = batch.page_size, int((table != NO_PAGE).sum()) + SPARE
+    pools = []
+    for x in packed:
+        pool = x.new_full((count, size, *x.shape[1:]), torch.nan)
+        for b, rows in enumerate(x.split([keys for _, keys in batch.lengths])):
+            at = torch.arange(len(rows), device=x.device)
+            pool[table[b].long()[at // size], at % size] = rows
+        pools.append(pool)
+    if batch.layout == "HND":
+        return [pool.transpose(1, 2).contiguous() for pool in pools]
+    if batch.layout == "joint" and pools[0].shape == pools[1].shape:
+        return [*torch.stack(pools)]
+    return pools
+
+
+def hide(served: Served, seen: Tensor) -> None:
+    """Fill the keys that no query of a KV head sees with NaN. `seen` is [TK, HKV]."""
+    batch = served.batch
+    for x in (served.k_pages, served.v_pages):
+        pool = x.transpose(1, 2) if batch.layout == "HND" else x
+        shown = seen.split([keys for _, keys in batch.lengths])
+        for b, rows in enumerate(shown):
+            token, head = (~rows).nonzero(as_tuple=True)
+            page = served.block_table[b].long()[token // batch.page_size]
+            pool[page, token % batch.page_size, head] = torch.nan
+
+
+def keywords(subject_function: Any, served: Served, workspace: Any) -> dict[str, Any]:
+    """Return the keyword arguments of a call."""
+    batch, inputs = served.batch, served.inputs
+    found = {
+        "block_table": served.block_table,
+        "seq_lens": served.seq_lens,
+        "cu_seqlens_q": inputs.cu_seqlens[0],
+        "scale": inputs.case.scale,
+        "kv_layout": "HND" if batch.layout == "HND" else "NHD",
+        **inputs.buffers,
+        **inputs.runtime,
+    }
+    if batch.longest:
+        found["max_seqlen_q"] = max(new for new, _ in batch.lengths)
+    if not batch.given:
+        return {**found, "return_lse": True}
+    rows, heads = served.inputs.q.shape[:2]
+    size = workspace(
+        rows,
+        len(batch.lengths),
+        heads,
+        batch.heads_kv,
+        max_seqlen_q=found.get("max_seqlen_q"),
+        device=inputs.q.device,
+    )
+    room = torch.empty(size, dtype=torch.uint8, device=inputs.q.device)
+    return {**found, "out": served.out, "lse": served.lse, "workspace": room}
+
+
+def results(out: Tensor, lse: Tensor, served: Served) -> dict[str, Tensor]:
+    """Return the rows of the sequences. Rows after the last one must keep their values."""
+    new = served.new
+    if served.batch.given and served.batch.tail:
+        assert bool((out[new:] == 7.0).all() and (lse[:, new:] == 7.0).all()), "rows after the end"
+    return {"out": out[:new], "lse": lse[:, :new]}
+
+
+def tensors(served: Served) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that kernels must not write to."""
+    yield from {**served.inputs.tensors, "k_pages": served.k_pages}.items()
+    yield from {"v_pages": served.v_pages, "block_table": served.block_table}.items()
+    yield "seq_lens", served.seq_lens
