@@ -35,10 +35,10 @@ def check_serving(spec: AttentionSpec) -> None:
         message = "`serve` does not support block masks yet"
         raise problem("unsupported-pass", message, "remove it", at=("block_mask",), key=True)
     if spec.paged_kv is not None or spec.lengths.kv.per_batch:
-        field = ("paged_kv",) if spec.paged_kv is not None else ("lengths", "kv")
+        place = ("paged_kv",) if spec.paged_kv is not None else ("lengths", "kv")
         message = "`serve` has its own arguments for pages and lengths"
         hint = "remove it: the page size is the size of `k_pages` at each call"
-        raise problem("unsupported-pass", message, hint, at=field, key=True)
+        raise problem("unsupported-pass", message, hint, at=place, key=True)
     if spec.dtype == "fp32":
         message = "`serve` supports bf16 and fp16, not fp32"
         raise problem("unsupported-pass", message, "write `dtype: bf16`", at=("dtype",))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.attention.schedules import CHIP
+from kgen.kernels.attention.verify import serving
 from kgen.kernels.attention.verify.block_mask import BLOCK_MASKS
 from kgen.kernels.attention.verify.case import Case
 from kgen.kernels.attention.verify.checks import keeps_to_its_tensors, reaches_far, refuses_misuse
@@ -39,10 +40,11 @@ def groups(problem: Problem) -> tuple[str, ...]:
 def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
     """Return the names of the cases, the same for each group.
 
-    `forward` also has the checks of block masks.
+    `forward` also has the checks of block masks, and the batches of the pass `serve`.
     """
-    lists = tuple(BLOCK_MASKS) if problem.block_mask and group == "forward" else ()
-    return (*(case.name for case in cases(problem, quick)), *lists)
+    more = tuple(BLOCK_MASKS) if problem.block_mask and group == "forward" else ()
+    more += serving.names(problem) if group == "forward" else ()
+    return (*(case.name for case in cases(problem, quick)), *more)
 
 
 def example(subject: Subject, name: str) -> Example:
@@ -62,8 +64,27 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     if name in BLOCK_MASKS:
         BLOCK_MASKS[name](subject)
         return []
+    if name in serving.names(subject.problem):
+        return _run_served(subject, name)
     (case,) = (case for case in cases(subject.problem, quick=False) if case.name == name)
     return run_drawn(subject, group, case)
+
+
+def _run_served(subject: Subject, name: str) -> list[compare.Check]:
+    """Return the verdicts of a batch of the pass `serve`."""
+    problem, device = subject.problem, subject.device
+    plain = serving.packed(problem)
+    (batch,) = (b for b in serving.batches(problem) if f"{serving.PREFIX}{b.name}" == name)
+    served = serving.drawn(problem, batch, device)
+    truth, rounded = map(served.rows_of, references(plain, served.inputs, ()))
+    serving.hide(served, truth.seen)
+    run, broken = compare.careful(
+        lambda: serving.results(serving.call(vars(subject.module), problem, served), served),
+        serving.tensors(served),
+        device,
+        fixed={"out", "lse"}.__contains__,
+    )
+    return [*_compare(plain, run, truth, rounded, False), *broken]
 
 
 def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:

@@ -5,7 +5,7 @@ A batch is drawn as packed sequences. Its keys and values then move into pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from kgen.kernels.attention.verify.cache import NO_PAGE, SPARE
 from kgen.kernels.attention.verify.case import Case
 from kgen.kernels.attention.verify.inputs import Inputs, draw
 from kgen.kernels.attention.verify.problem import Problem
+from kgen.kernels.attention.verify.reference import Result
 
 Lengths = tuple[tuple[int, int], ...]
 """New queries and all keys of each sequence."""
@@ -60,6 +61,16 @@ BATCHES = (
 )
 
 
+PREFIX = "serve-"
+"""The beginning of the names of batches among the cases of a spec."""
+
+
+def names(problem: Problem) -> tuple[str, ...]:
+    """Return the names of the batches of a spec, if it has the pass `serve`."""
+    own = batches(problem) if "serve" in problem.passes else ()
+    return tuple(f"{PREFIX}{batch.name}" for batch in own)
+
+
 def batches(problem: Problem) -> tuple[Batch, ...]:
     """Return the batches of a spec, with its number of query heads per KV head."""
     if problem.gqa == "any":
@@ -100,6 +111,15 @@ class Served:
         """Number of queries of all sequences."""
         return sum(new for new, _ in self.batch.lengths)
 
+    def rows_of(self, result: Result) -> Result:
+        """Return a result without the queries after the last sequence."""
+        return replace(
+            result,
+            out=result.out[: self.new],
+            lse=result.lse[:, : self.new],
+            dead=result.dead[: self.new],
+        )
+
 
 def drawn(problem: Problem, batch: Batch, device: str) -> Served:
     """Return the tensors of a batch. Pages are in random order, and unused rows hold NaN."""
@@ -118,10 +138,12 @@ def drawn(problem: Problem, batch: Batch, device: str) -> Served:
     inputs = draw(packed(problem), case, device)
     table = _table(batch, device)
     rows, heads = len(inputs.q), inputs.q.shape[1]
+    k_pages, v_pages = _pages(batch, table, inputs.k, inputs.v)
     return Served(
         batch,
         inputs,
-        *_pages(batch, table, inputs.k, inputs.v),
+        k_pages,
+        v_pages,
         table,
         torch.tensor([keys for _, keys in batch.lengths], dtype=torch.int32, device=device),
         inputs.q.new_full((rows, heads, problem.head_v), 7.0),
@@ -170,8 +192,17 @@ def hide(served: Served, seen: Tensor) -> None:
             pool[page, token % batch.page_size, head] = torch.nan
 
 
-def keywords(subject_function: Any, served: Served, workspace: Any) -> dict[str, Any]:
-    """Return the keyword arguments of a call."""
+def call(names: Mapping[str, Any], problem: Problem, served: Served, **more: Any) -> Any:
+    """Call the function for serving among the `names` of an emitted file, as an engine does."""
+    function = names[f"{problem.name}_serve"]
+    given = {**keywords(served), **(_room(names, problem, served) if served.batch.given else {})}
+    if not served.batch.given:
+        given["return_lse"] = True
+    return function(served.inputs.q, served.k_pages, served.v_pages, **{**given, **more})
+
+
+def keywords(served: Served) -> dict[str, Any]:
+    """Return the keyword arguments of a call, except the tensors that it writes to."""
     batch, inputs = served.batch, served.inputs
     found = {
         "block_table": served.block_table,
@@ -182,33 +213,32 @@ def keywords(subject_function: Any, served: Served, workspace: Any) -> dict[str,
         **inputs.buffers,
         **inputs.runtime,
     }
-    if batch.longest:
-        found["max_seqlen_q"] = max(new for new, _ in batch.lengths)
-    if not batch.given:
-        return {**found, "return_lse": True}
-    rows, heads = served.inputs.q.shape[:2]
-    size = workspace(
-        rows,
-        len(batch.lengths),
-        heads,
-        batch.heads_kv,
-        max_seqlen_q=found.get("max_seqlen_q"),
-        device=inputs.q.device,
+    longest = max((new for new, _ in batch.lengths), default=0)
+    return {**found, **({"max_seqlen_q": longest} if batch.longest else {})}
+
+
+def _room(names: Mapping[str, Any], problem: Problem, served: Served) -> dict[str, Tensor]:
+    """Return the tensors to which a call writes."""
+    batch, (rows, heads, _) = served.batch, served.inputs.q.shape
+    longest = keywords(served).get("max_seqlen_q")
+    device = served.inputs.q.device
+    size = names[f"{problem.name}_serve_workspace"](
+        rows, len(batch.lengths), heads, batch.heads_kv, max_seqlen_q=longest, device=device
     )
-    room = torch.empty(size, dtype=torch.uint8, device=inputs.q.device)
-    return {**found, "out": served.out, "lse": served.lse, "workspace": room}
+    room = torch.full((size,), 0xA5, dtype=torch.uint8, device=device)
+    return {"out": served.out, "lse": served.lse, "workspace": room}
 
 
-def results(out: Tensor, lse: Tensor, served: Served) -> dict[str, Tensor]:
+def results(found: tuple[Tensor, Tensor], served: Served) -> dict[str, Tensor]:
     """Return the rows of the sequences. Rows after the last one must keep their values."""
-    new = served.new
+    new, (out, lse) = served.new, found
     if served.batch.given and served.batch.tail:
         assert bool((out[new:] == 7.0).all() and (lse[:, new:] == 7.0).all()), "rows after the end"
-    return {"out": out[:new], "lse": lse[:, :new]}
+    return {"out": out[:new].clone(), "lse": lse[:, :new].clone()}
 
 
-def tensors(served: Served) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that kernels must not write to."""
-    yield from {**served.inputs.tensors, "k_pages": served.k_pages}.items()
-    yield from {"v_pages": served.v_pages, "block_table": served.block_table}.items()
-    yield "seq_lens", served.seq_lens
+def tensors(served: Served) -> dict[str, Tensor]:
+    """Return the tensors that kernels must not write to."""
+    cache = {"k_pages": served.k_pages, "v_pages": served.v_pages}
+    own = {**cache, "block_table": served.block_table, "seq_lens": served.seq_lens}
+    return {**served.inputs.tensors, **own}
