@@ -372,6 +372,9 @@ def compile_calls(
             found += [replace(found[0], name=f"odd-{i}", layout=f"odd-{i}") for i in range(3)]
         for case, dtype in itertools.product(found, dtypes):
             yield case.name, partial(_compile, problem, case, dtype)
+        if "serve" in problem.passes and not sizes:
+            for batch in serving.compiled(group):
+                yield batch.name, partial(serving.compile_batch, problem, batch)
 
 
 def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> list[Case]:

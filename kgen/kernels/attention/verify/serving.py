@@ -6,7 +6,7 @@ A batch is drawn as packed sequences. Its keys and values then move into pages.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,8 @@ BATCHES = (
 )
 
 
+UNREADABLE = 0x7F
+"""The bits of NaN in FP8, and the largest number of int8."""
 PREFIX = "serve-"
 """The beginning of the names of batches among the cases of a spec."""
 
@@ -105,6 +107,8 @@ class Served:
     seq_lens: Tensor
     out: Tensor
     lse: Tensor
+    scales: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments `k_scale` and `v_scale`, for a quantized cache."""
 
     @property
     def new(self) -> int:
@@ -138,7 +142,13 @@ def drawn(problem: Problem, batch: Batch, device: str) -> Served:
     inputs = draw(packed(problem), case, device)
     table = _table(batch, device)
     rows, heads = len(inputs.q), inputs.q.shape[1]
-    k_pages, v_pages = _pages(batch, table, inputs.k, inputs.v)
+    stored, scales = (inputs.k, inputs.v), dict[str, Any]()
+    if problem.kv_dtype is not None:
+        scales = _scales(batch, inputs)
+        stored, inputs = _quantized(problem.kv_dtype, inputs, scales)
+    k_pages, v_pages = _pages(batch, table, *stored)
+    if problem.kv_dtype is not None:
+        k_pages, v_pages = (_narrow(x, problem.kv_dtype) for x in (k_pages, v_pages))
     return Served(
         batch,
         inputs,
@@ -148,7 +158,60 @@ def drawn(problem: Problem, batch: Batch, device: str) -> Served:
         torch.tensor([keys for _, keys in batch.lengths], dtype=torch.int32, device=device),
         inputs.q.new_full((rows, heads, problem.head_v), 7.0),
         torch.full((heads, rows), 7.0, device=device),
+        scales,
     )
+
+
+QUANTIZED = {
+    "fp8_e4m3": (torch.float8_e4m3fn, 448.0),
+    "fp8_e5m2": (torch.float8_e5m2, 57344.0),
+    "int8": (torch.int8, 127.0),
+}
+"""The dtypes of a quantized cache, with their largest numbers."""
+
+
+def _scales(batch: Batch, inputs: Inputs) -> dict[str, Any]:
+    """Return the scales of a cache: by head, numbers, or tensors of one element."""
+    heads, device = batch.heads_kv, inputs.k.device
+    by_head = 0.01 * (1 + torch.arange(heads, dtype=torch.float32, device=device))
+    number = len(batch.name) % 3
+    if number == 0:
+        return {"k_scale": by_head, "v_scale": by_head.flip(0) / 2}
+    if number == 1:
+        return {"k_scale": 0.013, "v_scale": by_head[:1]}
+    return {"k_scale": by_head[0], "v_scale": 0.02}
+
+
+def quantized(x: Tensor, scale: Any, kv_dtype: str) -> Tensor:
+    """Return stored values of x [T, HKV, D], as float32."""
+    dtype, most = QUANTIZED[kv_dtype]
+    scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
+    values = (x.float() / scale.reshape(-1, 1)).clamp(-most, most)
+    return values.round() if kv_dtype == "int8" else values.to(dtype).float()
+
+
+def _quantized(
+    kv_dtype: str, inputs: Inputs, scales: Mapping[str, Any]
+) -> tuple[tuple[Tensor, Tensor], Inputs]:
+    """Return the stored keys and values, and inputs whose reference has their dequantized
+    values.
+    """
+    stored, clean = [], []
+    for x, scale in ((inputs.k, scales["k_scale"]), (inputs.v, scales["v_scale"])):
+        stored.append(quantized(x, scale, kv_dtype))
+        factor = torch.as_tensor(scale, dtype=torch.float32, device=x.device).reshape(-1, 1)
+        clean.append(stored[-1].double() * factor.double())
+    k, v = stored
+    return (k, v), replace(inputs, clean_k=clean[0], clean_v=clean[1])
+
+
+def _narrow(pool: Tensor, kv_dtype: str) -> Tensor:
+    """Return a pool in the dtype of a quantized cache, with its view of a joint tensor lost."""
+    dtype, _ = QUANTIZED[kv_dtype]
+    unused = pool.isnan()
+    found = pool.nan_to_num(0.0).to(dtype)
+    found.view(torch.uint8)[unused] = UNREADABLE
+    return found
 
 
 def _table(batch: Batch, device: str) -> Tensor:
@@ -185,11 +248,13 @@ def hide(served: Served, seen: Tensor) -> None:
     batch = served.batch
     for x in (served.k_pages, served.v_pages):
         pool = x.transpose(1, 2) if batch.layout == "HND" else x
+        bits = pool.view(torch.uint8) if pool.element_size() == 1 else pool
         shown = seen.split([keys for _, keys in batch.lengths])
         for b, rows in enumerate(shown):
             token, head = (~rows).nonzero(as_tuple=True)
             page = served.block_table[b].long()[token // batch.page_size]
-            pool[page, token % batch.page_size, head] = torch.nan
+            nothing = torch.nan if bits is pool else UNREADABLE
+            bits[page, token % batch.page_size, head] = nothing
 
 
 def call(names: Mapping[str, Any], problem: Problem, served: Served, **more: Any) -> Any:
@@ -210,6 +275,7 @@ def keywords(served: Served) -> dict[str, Any]:
         "cu_seqlens_q": inputs.cu_seqlens[0],
         "scale": inputs.case.scale,
         "kv_layout": "HND" if batch.layout == "HND" else "NHD",
+        **served.scales,
         **inputs.buffers,
         **inputs.runtime,
     }
@@ -242,3 +308,20 @@ def tensors(served: Served) -> dict[str, Tensor]:
     cache = {"k_pages": served.k_pages, "v_pages": served.v_pages}
     own = {**cache, "block_table": served.block_table, "seq_lens": served.seq_lens}
     return {**served.inputs.tensors, **own}
+
+
+def compiled(group: int) -> tuple[Batch, ...]:
+    """Return batches that together launch all kernels: of few and of many rows, in small and large
+    pages, with and without a log-sum-exp.
+    """
+    few = Batch("serve-few", ((1, 128), (1, 64)), 64, group=group, longest=True)
+    many = Batch("serve-many", ((256, 256), (2, 77)), 128, group=group, given=False)
+    return (few, many, replace(few, name="serve-small-pages", page_size=16))
+
+
+def compile_batch(problem: Problem, batch: Batch, function: Any) -> None:
+    """Call the function for serving in the file of `function`."""
+    served = drawn(problem, batch, "cpu")
+    call(function.__globals__, problem, served)
+    call(function.__globals__, problem, replace(served, batch=replace(batch, given=False)),
+         return_lse=False)  # fmt: skip

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import KernelParams
+from kgen.kernels.attention.schedules.serve.cache import (
+    SCALE_WORDS,
+    Append,
+    Cache,
+    append_of,
+    cache_of,
+    scale_lines,
+)
 from kgen.kernels.attention.schedules.serve.kernels import ServeKernels
 from kgen.kernels.attention.schedules.serve.lowering import V_FACTOR
 from kgen.kernels.attention.schedules.serve.plan import ROWS_IN_BATCHES, ServePlan
@@ -25,13 +33,6 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 WAVES = 2
 """Items that fit on the device at a time, for the number of parts of split tiles."""
-KV_DTYPES: Mapping[str, str] = {
-    **TORCH_DTYPES,
-    "fp8_e4m3": "float8_e4m3fn",
-    "fp8_e5m2": "float8_e5m2",
-    "int8": "int8",
-}
-"""The PyTorch dtypes of a cache."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ class ServeLauncher(KernelParams, Template):
     dtype: str
     kv_dtype: str
     torch_dtype: str
-    kv_torch_dtype: str
+    cache: Cache
+    append: Append
     bf16: bool
+    fp8: bool
     quantized: bool
     width_qk: int
     width_v: int
@@ -90,22 +93,25 @@ class ServeLauncher(KernelParams, Template):
         """The lines of the docstring on the scales of a cache."""
         if not self.quantized:
             return []
-        return [
-            "k_scale, v_scale: the factors of the stored keys and values: numbers, or float32 "
-            "tensors [] or [HKV].",
-        ]
+        return [SCALE_WORDS]
 
     @property
     def quantized_lines(self) -> list[str]:
         """The statements that take a scale as a number or as a tensor."""
         if not self.quantized:
             return []
-        own = self.own_name
-        return [
-            f'k_scale, k_step, k_factor = _serve_scale("{own}", "k_scale", k_scale, q, HKV)',
-            f'v_scale, v_step, v_factor = _serve_scale("{own}", "v_scale", v_scale, q, HKV)',
-            "scale *= k_factor",
-        ]
+        return [*scale_lines(self.own_name, "q"), "scale *= k_factor"]
+
+    @property
+    def interpreted_lines(self) -> list[str]:
+        """The conversions for Triton's interpreter, which cannot multiply bfloat16 or load FP8."""
+        given = []
+        if self.bf16:
+            given.append("q = q.float()")
+        if self.fp8:
+            given.append("k_pages, v_pages = k_pages.float(), v_pages.float()")
+        head = ["if _arch(q.device) == 0:  # Triton's interpreter"] if given else []
+        return [*head, *(f"    {line}" for line in given)]
 
     @property
     def items_args(self) -> list[str]:
@@ -139,7 +145,9 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
         dtype=spec.dtype,
         kv_dtype=kv_dtype,
         torch_dtype=TORCH_DTYPES[spec.dtype],
-        kv_torch_dtype=KV_DTYPES[kv_dtype],
+        cache=cache_of(spec),
+        append=append_of(spec),
+        fp8=kv_dtype.startswith("fp8"),
         bf16=spec.dtype == "bf16",
         quantized=quantized,
         width_qk=spec.head_dim.qk,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.schedules.serve.cache import append_kernel
 from kgen.kernels.attention.schedules.serve.kernels import serve_kernels
 from kgen.kernels.attention.schedules.serve.launcher import launcher_of
 from kgen.kernels.attention.schedules.serve.plan import depends_on_tile, plan_serve, serves
@@ -26,7 +27,11 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
     lowering, quantized = Lowering(plan.attention), plan.attention.spec.kv_dtype is not None
     kernels = serve_kernels(plan, lowering, quantized)
     launcher = launcher_of(plan, kernels, quantized)
-    parts = InFile(modules=("functools",), kernels=(kernels.template,), launcher=(launcher,))
+    parts = InFile(
+        modules=("functools",),
+        kernels=(kernels.template, append_kernel(plan.attention.spec)),
+        launcher=(launcher,),
+    )
     tables = {"_SERVE_FEW_TILES": plan.few, "_SERVE_TILES": plan.many}
     return Made(
         together=parts,
@@ -38,5 +43,5 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
             if tiles
         ),
         needs=Needs(multiprocessors=True),
-        offers=(f"{name}_serve", f"{name}_serve_workspace"),
+        offers=tuple(f"{name}_{of}" for of in ("serve", "serve_workspace", "append")),
     )

@@ -82,9 +82,9 @@ def _many(plan: AttentionPlan, few: dict[int, SplitTile]) -> dict[int, SplitTile
     found = dict[int, SplitTile]()
     for chip in sorted({*few, *plan.tiles.forward}):
         *_, tile = plan.tiles.forward.get(chip, plan.tiles.forward[0])
-        found[chip] = SplitTile(
-            tile.BLOCK_M, tile.BLOCK_N, tile.num_warps, tile.num_stages, per_sm=1
-        )
+        # With 128 keys, the addresses of rows in pages make registers spill.
+        keys = min(tile.BLOCK_N, 64)
+        found[chip] = SplitTile(tile.BLOCK_M, keys, tile.num_warps, tile.num_stages, per_sm=1)
     return {chip: tile for chip, tile in found.items() if chip == 0 or tile != found[0]}
 
 

@@ -1,0 +1,209 @@
+"""The kernel and the function that write new keys and values into a cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kgen.kernels.attention.spec import AttentionSpec
+from kgen.targets.code import If, Statement, assign, op, text
+from kgen.targets.signature import Signature
+from kgen.targets.template import Template
+from kgen.targets.triton.text import TORCH_DTYPES
+
+KV_DTYPES: Mapping[str, str] = {
+    **TORCH_DTYPES,
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "int8": "int8",
+}
+"""The PyTorch dtypes of a cache."""
+_LARGEST = {"fp8_e4m3": "448.0", "fp8_e5m2": "57344.0", "int8": "127.0"}
+"""The largest numbers of quantized dtypes."""
+_ROUNDING = "12582912.0"
+"""1.5 * 2^23: float32 numbers of this size have no fraction."""
+SCALE_WORDS = (
+    "k_scale, v_scale: the factors of the stored keys and values: numbers, or float32 [], [1] or "
+    "[HKV]. Default: 1."
+)
+
+
+@dataclass(frozen=True)
+class Cache(Template):
+    """The checks of a cache that several functions share."""
+
+    template: ClassVar[str] = "attention/serve/_cache.j2"
+
+    width_qk: int
+    width_v: int
+    kv_torch_dtype: str
+    quantized: bool
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_real",) if self.quantized else ()
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Keys or values that the kernel writes."""
+
+    name: str
+    width: int
+    """Number of columns."""
+    size: int
+    """The same, padded to a power of two."""
+    stored: list[Statement]
+    """The statements that quantize them."""
+
+
+@dataclass(frozen=True)
+class AppendKernel(Template):
+    """The kernel that writes keys and values into pages."""
+
+    template: ClassVar[str] = "attention/serve/_append.j2"
+
+    no_specialize: str
+    scale_params: list[str]
+    factor_params: list[str]
+    tensors: list[Appended]
+
+
+@dataclass(frozen=True)
+class Append(Template):
+    """The function `NAME_append`."""
+
+    template: ClassVar[str] = "attention/serve/_append_launcher.j2"
+
+    name: str
+    signature: str
+    dtype: str
+    kv_dtype: str
+    torch_dtype: str
+    width_qk: int
+    width_v: int
+    quantized: bool
+    by_interpreter: bool
+    """True if Triton's interpreter cannot store the dtype of the cache."""
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_dense", "_dtype", "_launch", "_layouts", "_next_power_of_2")
+
+    @property
+    def quantized_words(self) -> str:
+        """The quantization, for the end of a sentence of the docstring."""
+        return ", quantized" if self.quantized else ""
+
+    @property
+    def scale_words(self) -> list[str]:
+        """The lines of the docstring on scales."""
+        return [SCALE_WORDS] if self.quantized else []
+
+    @property
+    def quantized_lines(self) -> list[str]:
+        """The statements that take a scale as a number or as a tensor."""
+        return scale_lines(f"{self.name}_append", "k") if self.quantized else []
+
+    @property
+    def scales(self) -> list[str]:
+        """The tensors of scales."""
+        return ["k_scale", "v_scale"] if self.quantized else []
+
+    @property
+    def scale_args(self) -> list[str]:
+        """The arguments for tensors of scales."""
+        return ["k_scale", "k_step", "v_scale", "v_step"] if self.quantized else []
+
+    @property
+    def factor_args(self) -> list[str]:
+        """The arguments for scales as numbers."""
+        return ["k_factor", "v_factor"] if self.quantized else []
+
+    @property
+    def interpreted_lines(self) -> list[str]:
+        """The statements that store float32 in Triton's interpreter."""
+        if not self.by_interpreter:
+            return []
+        return [
+            "pages = k_pages, v_pages",
+            "if _arch(k.device) == 0:",
+            "    k_pages, v_pages = k_pages.float(), v_pages.float()  # Triton's interpreter",
+        ]
+
+    @property
+    def written_lines(self) -> list[str]:
+        """The statements that convert these numbers."""
+        if not self.by_interpreter:
+            return []
+        return [
+            "if _arch(k.device) == 0:",
+            "    pages[0].copy_(k_pages)",
+            "    pages[1].copy_(v_pages)",
+        ]
+
+
+def scale_lines(function: str, like: str) -> list[str]:
+    """Return the statements that take the scales of a cache as numbers or as tensors."""
+    return [
+        f'{x}_scale, {x}_step, {x}_factor = _serve_scale("{function}", "{x}_scale", {x}_scale, '
+        f"{like}, HKV)"
+        for x in "kv"
+    ]
+
+
+def cache_of(spec: AttentionSpec) -> Cache:
+    """Return the checks of a spec's cache."""
+    dtype = spec.kv_dtype or spec.dtype
+    return Cache(spec.head_dim.qk, spec.head_dim.v, KV_DTYPES[dtype], spec.kv_dtype is not None)
+
+
+def append_kernel(spec: AttentionSpec) -> AppendKernel:
+    """Return the kernel that writes keys and values into pages."""
+    quantized = spec.kv_dtype is not None
+    steps = ["stride_k_scale", "stride_v_scale"] if quantized else []
+    return AppendKernel(
+        no_specialize=json.dumps(["capacity", "HKV", *steps]),
+        scale_params=["k_scale_ptr", steps[0], "v_scale_ptr", steps[1]] if quantized else [],
+        factor_params=["k_factor", "v_factor"] if quantized else [],
+        tensors=[
+            Appended(x, width, 1 << (width - 1).bit_length(), _quantized(spec, x))
+            for x, width in (("k", spec.head_dim.qk), ("v", spec.head_dim.v))
+        ],
+    )
+
+
+def _quantized(spec: AttentionSpec, x: str) -> list[Statement]:
+    """Return the statements that divide values by their scale, and round to the cache's dtype."""
+    if spec.kv_dtype is None:
+        return []
+    most = _LARGEST[spec.kv_dtype]
+    scale = op(f"tl.load({x}_scale_ptr + heads * stride_{x}_scale, mask=heads < HKV, other=1.0)")
+    lines: list[Statement] = [
+        assign("values", op(f"values.to(tl.float32) / {x}_factor")),
+        If(text(f"{x}_scale_ptr is not None"), (assign("values", op("values / {0}", scale)),)),
+        assign("values", op(f"tl.clamp(values, -{most}, {most}, tl.PropagateNan.ALL)")),
+    ]
+    if spec.kv_dtype == "int8":
+        # Round to nearest, ties to even.
+        lines.append(assign("values", op(f"(values + {_ROUNDING}) - {_ROUNDING}")))
+    return lines
+
+
+def append_of(spec: AttentionSpec) -> Append:
+    """Return the function that writes keys and values into pages."""
+    quantized = spec.kv_dtype is not None
+    scales = ("k_scale", "v_scale") if quantized else ()
+    defaults = (*((name, "None") for name in scales), ("kv_layout", '"NHD"'))
+    positional = ("k", "v", "k_pages", "v_pages")
+    return Append(
+        name=spec.name,
+        signature=str(Signature(positional, ("slot_mapping",), defaults)),
+        dtype=spec.dtype,
+        kv_dtype=spec.kv_dtype or spec.dtype,
+        torch_dtype=TORCH_DTYPES[spec.dtype],
+        width_qk=spec.head_dim.qk,
+        width_v=spec.head_dim.v,
+        quantized=quantized,
+        by_interpreter=spec.kv_dtype in ("fp8_e4m3", "fp8_e5m2"),
+    )
