@@ -23,6 +23,7 @@ from kgen.kernels.attention.verify.inputs import Inputs, call, cases, differenti
 from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.reference import Call, Result, attention, eager
+from kgen.kernels.attention.verify.schedules import keep_bits
 from kgen.spec.common import REALS
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
@@ -78,12 +79,14 @@ def _run_served(subject: Subject, name: str) -> list[compare.Check]:
     served = serving.drawn(problem, batch, device)
     truth, rounded = map(served.rows_of, references(plain, served.inputs, ()))
     serving.hide(served, truth.seen)
-    run, broken = compare.careful(
-        lambda: serving.results(serving.call(vars(subject.module), problem, served), served),
-        serving.tensors(served),
-        device,
-        fixed={"out", "lse"}.__contains__,
-    )
+    names = vars(subject.module)
+    with serving.processors(names, batch):
+        run, broken = compare.careful(
+            lambda: serving.results(serving.call(names, problem, served), served),
+            serving.tensors(served),
+            device,
+            fixed={"out", "lse"}.__contains__,
+        )
     return [*_compare(plain, run, truth, rounded, False), *broken]
 
 
@@ -205,12 +208,19 @@ def merges_many_splits(subject: Subject) -> None:
                 assert check.ok, f"in {wanted} splits or fewer: {check.message}"
 
 
+def keeps_bits_of_batches(subject: Subject) -> None:
+    """Check that results of `serve` do not depend on the batch, if the spec promises it."""
+    if subject.problem.in_batches:
+        keep_bits(subject, schedules=3 if subject.device == "cpu" else 20)
+
+
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "misuse": (refuses_misuse, False),
     "splits": (merges_many_splits, False),
     "wrong-offsets": (keeps_to_its_tensors, False),
     "tiles": (fits_other_chips, False),
     "launches": (launches_what_it_compiled_for, False),
+    "schedules": (keeps_bits_of_batches, False),
     "far-rows": (reaches_far, True),
 }
 

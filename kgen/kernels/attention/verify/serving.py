@@ -5,9 +5,11 @@ A batch is drawn as packed sequences. Its keys and values then move into pages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -40,23 +42,27 @@ class Batch:
     given: bool = True
     """True if the call passes `out`, `lse` and `workspace`."""
     magnitude: float = 1.0
+    processors: int | None = None
+    """Number of multiprocessors that the launcher sees, if not the number of the device. With more
+    of them, it splits more tiles.
+    """
 
 
 _MIXED = ((1, 77), (5, 40), (33, 200), (1, 1), (0, 20), (64, 64), (0, 0), (1, 131))
 BATCHES = (
     Batch("mixed", _MIXED),
-    Batch("mixed-hnd", _MIXED, 32, "HND", group=4),
-    Batch("mixed-joint", _MIXED[::-1], 64, "joint", heads_kv=1, group=8),
+    Batch("mixed-hnd", _MIXED, 32, "HND", group=4, processors=24),
+    Batch("mixed-joint", _MIXED[::-1], 64, "joint", heads_kv=1, group=8, processors=24),
     Batch("mixed-wide-pages", _MIXED, 128, tail=9),
     Batch("decodes", tuple((1, n) for n in (300, 64, 1, 129, 63)), 64, longest=True),
-    Batch("one-long", ((1, 700),), 16, heads_kv=1, longest=True),
+    Batch("one-long", ((1, 700),), 16, heads_kv=1, longest=True, processors=24),
     Batch("speculative", ((4, 90), (4, 4), (3, 257)), 16, "joint", longest=True, given=False),
-    Batch("prompts", ((130, 130), (70, 70), (1, 1)), 128, "HND", heads_kv=1),
-    Batch("chunk", ((40, 400),), 48, heads_kv=1, given=False),
-    Batch("odd-pages", ((1, 90), (20, 33)), 10, tail=3),
+    Batch("prompts", ((130, 130), (70, 70), (1, 1)), 128, "HND", heads_kv=1, processors=24),
+    Batch("chunk", ((40, 400),), 48, heads_kv=1, given=False, processors=24),
+    Batch("odd-pages", ((1, 90), (20, 33)), 10, tail=3, processors=24),
     Batch("empty", ((0, 0), (0, 30)), 16, tail=5),
     Batch("more-queries", ((9, 4), (3, 0)), 16),
-    Batch("large", ((1, 90), (30, 66)), 16, magnitude=16.0),
+    Batch("large", ((1, 90), (30, 66)), 16, magnitude=16.0, processors=24),
     Batch("many", tuple((i % 3, 7 * i % 40 + i % 3) for i in range(140)), 16, heads_kv=1),
 )
 
@@ -264,6 +270,17 @@ def call(names: Mapping[str, Any], problem: Problem, served: Served, **more: Any
     if not served.batch.given:
         given["return_lse"] = True
     return function(served.inputs.q, served.k_pages, served.v_pages, **{**given, **more})
+
+
+@contextlib.contextmanager
+def processors(names: dict[str, Any], batch: Batch) -> Iterator[None]:
+    """Let the launcher see the multiprocessors of the batch within the context."""
+    count = batch.processors
+    seen = {} if count is None else {"_multiprocessors": lambda device: count}
+    names["_serve_lists"].cache_clear()
+    with mock.patch.dict(names, seen):
+        yield
+    names["_serve_lists"].cache_clear()
 
 
 def keywords(served: Served) -> dict[str, Any]:

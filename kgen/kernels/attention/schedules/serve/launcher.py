@@ -17,7 +17,7 @@ from kgen.kernels.attention.schedules.serve.cache import (
 )
 from kgen.kernels.attention.schedules.serve.kernels import ServeKernels
 from kgen.kernels.attention.schedules.serve.lowering import V_FACTOR
-from kgen.kernels.attention.schedules.serve.plan import ROWS_IN_BATCHES, ServePlan
+from kgen.kernels.attention.schedules.serve.plan import ServePlan
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.interface import (
     SINK_CHECKS,
@@ -55,6 +55,8 @@ class ServeLauncher(KernelParams, Template):
     width_v: int
     part_width: int
     waves: int
+    slots: str
+    """The number of parts for which there is room, for a target number of items."""
     gqa_words: str
     argument_words: list[str]
     dead_row: str
@@ -154,6 +156,8 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
         width_v=spec.head_dim.v,
         part_width=spec.head_dim.v + 1,
         waves=WAVES,
+        # A split tile has a part for each segment of its keys.
+        slots="4 * target + 64" if plan.in_batches else "2 * target",
         gqa_words=of_gqa.get(spec.gqa, f"{spec.gqa} times"),
         argument_words=_words(interface),
         dead_row="zeros and its sink" if spec.sinks else "zeros and -inf",
@@ -240,7 +244,7 @@ def _first_list(plan: ServePlan) -> list[str]:
     """Return the statements that choose the tiles of the lists, and the sequences of each."""
     few = "tile = _tile(_SERVE_FEW_TILES, arch)"
     if plan.in_batches:
-        return [few, f"rows, tiles = 2**31 - 1, [(tile, {ROWS_IN_BATCHES}, B)]"]
+        return [few, 'rows, tiles = 2**31 - 1, [(tile, tile["BLOCK_M"], B)]']
     return [
         few,
         "rows = max(16, _next_power_of_2(min(_cdiv(T, B), longest) * group))",

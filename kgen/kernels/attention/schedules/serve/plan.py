@@ -23,8 +23,6 @@ from kgen.spec.once import once_each
 
 SEGMENT = 2048
 """Keys per part with `deterministic: batch`, a multiple of every tile."""
-ROWS_IN_BATCHES = 64
-"""Rows of a tile with `deterministic: batch`."""
 
 
 @dataclass(frozen=True)
