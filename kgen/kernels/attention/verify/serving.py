@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -275,12 +274,15 @@ def call(names: Mapping[str, Any], problem: Problem, served: Served, **more: Any
 @contextlib.contextmanager
 def processors(names: dict[str, Any], batch: Batch) -> Iterator[None]:
     """Let the launcher see the multiprocessors of the batch within the context."""
-    count = batch.processors
-    seen = {} if count is None else {"_multiprocessors": lambda device: count}
+    count, own = batch.processors, names["_multiprocessors"]
     names["_serve_lists"].cache_clear()
-    with mock.patch.dict(names, seen):
+    if count is not None:
+        names["_multiprocessors"] = lambda device: count
+    try:
         yield
-    names["_serve_lists"].cache_clear()
+    finally:
+        names["_multiprocessors"] = own
+        names["_serve_lists"].cache_clear()
 
 
 def keywords(served: Served) -> dict[str, Any]:
