@@ -23,7 +23,7 @@ from kgen.kernels.attention.verify.inputs import Inputs, call, cases, differenti
 from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.reference import Call, Result, attention, eager
-from kgen.kernels.attention.verify.schedules import keep_bits
+from kgen.kernels.attention.verify.serve_checks import check_serving
 from kgen.spec.common import REALS
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
@@ -208,19 +208,13 @@ def merges_many_splits(subject: Subject) -> None:
                 assert check.ok, f"in {wanted} splits or fewer: {check.message}"
 
 
-def keeps_bits_of_batches(subject: Subject) -> None:
-    """Check that results of `serve` do not depend on the batch, if the spec promises it."""
-    if subject.problem.in_batches:
-        keep_bits(subject, schedules=3 if subject.device == "cpu" else 20)
-
-
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "misuse": (refuses_misuse, False),
     "splits": (merges_many_splits, False),
     "wrong-offsets": (keeps_to_its_tensors, False),
     "tiles": (fits_other_chips, False),
     "launches": (launches_what_it_compiled_for, False),
-    "schedules": (keeps_bits_of_batches, False),
+    "serve": (check_serving, False),
     "far-rows": (reaches_far, True),
 }
 

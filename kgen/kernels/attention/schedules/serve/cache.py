@@ -179,9 +179,10 @@ def _quantized(spec: AttentionSpec, x: str) -> list[Statement]:
         return []
     most = _LARGEST[spec.kv_dtype]
     scale = op(f"tl.load({x}_scale_ptr + heads * stride_{x}_scale, mask=heads < HKV, other=1.0)")
+    divided = assign("values", op("tl.div_rn(values, {0})", scale))
     lines: list[Statement] = [
-        assign("values", op(f"values.to(tl.float32) / {x}_factor")),
-        If(text(f"{x}_scale_ptr is not None"), (assign("values", op("values / {0}", scale)),)),
+        assign("values", op(f"tl.div_rn(values.to(tl.float32), {x}_factor)")),
+        If(text(f"{x}_scale_ptr is not None"), (divided,)),
         assign("values", op(f"tl.clamp(values, -{most}, {most}, tl.PropagateNan.ALL)")),
     ]
     if spec.kv_dtype == "int8":
