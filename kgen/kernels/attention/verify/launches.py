@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.attention.schedules import CHIP
+from kgen.kernels.attention.verify import serving
 from kgen.kernels.attention.verify.inputs import Inputs, call, differentiable, sized
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.families import Subject
@@ -51,6 +52,8 @@ def launches_what_it_compiled_for(subject: Subject) -> None:
             for inputs in drawn:
                 for changed in _each_laid_out(subject.problem, inputs):
                     changed(subject)
+            if "serve" in subject.problem.passes:
+                _serve_laid_out(subject)
 
 
 def columns(x: Tensor) -> Tensor:
@@ -102,6 +105,29 @@ def _each_laid_out(problem: Problem, inputs: Inputs) -> Iterator[Callable[[Subje
             yield partial(_call, replace(inputs, dlse=way(dlse)))
         for number in range(SAVED):
             yield partial(_call, inputs, moved=number)
+
+
+def _serve_laid_out(subject: Subject) -> None:
+    """Call the functions for serving, unchanged and with one tensor in one other layout."""
+    problem, names = subject.problem, vars(subject.module)
+    group = 2 if problem.gqa == "any" else int(problem.gqa)
+    for batch in serving.compiled(group):
+        served = serving.drawn(problem, batch, subject.device)
+        q, pages = served.inputs.q, (served.k_pages, served.v_pages)
+        tensors = dict(zip(("q", "k_pages", "v_pages"), (q, *pages), strict=True))
+        tensors |= {"block_table": served.block_table, "out": served.out, "lse": served.lse}
+        right = {**tensors, **serving.keywords(served)}
+        changes = [{}, *({name: way(x)} for name, x in tensors.items() for way in WAYS)]
+        changes += [{"seq_lens": shifted(served.seq_lens)}, {"lse": None}]
+        for change in changes:
+            names[f"{problem.name}_serve"](**{**right, **change})
+        new = {x: q[:, : batch.heads_kv, :1].expand(-1, -1, w).contiguous() for x, w in (
+            ("k", problem.head_qk), ("v", problem.head_v))}  # fmt: skip
+        slots = torch.zeros(len(q), dtype=torch.int32, device=subject.device)
+        right = {**new, "k_pages": pages[0], "v_pages": pages[1], "slot_mapping": slots}
+        changes = [{}, *({name: way(right[name])} for name in [*right][:4] for way in WAYS)]
+        for change in [*changes, {"slot_mapping": shifted(slots)}]:
+            names[f"{problem.name}_append"](**{**right, **served.scales, **change})
 
 
 def _with(inputs: Inputs, name: str, x: Tensor) -> Inputs:
