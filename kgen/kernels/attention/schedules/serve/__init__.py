@@ -7,4 +7,5 @@ SCHEDULE = Schedule(
     name="serve",
     made=Lazy(f"{__name__}.made:made"),
     explained=Lazy(f"{__name__}.explained:explained"),
+    obligations=Lazy(f"{__name__}.prove:obligations"),
 )

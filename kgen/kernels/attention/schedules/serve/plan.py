@@ -51,7 +51,7 @@ def serves(loaded: Loaded) -> bool:
 @once_each
 def plan_serve(loaded: Loaded) -> ServePlan:
     """Return the serving kernels of a loaded attention spec."""
-    plan = plan_attention(_of_one_sequence(loaded), packed=True)
+    plan = plan_attention(of_one_sequence(loaded), packed=True)
     bounds = [node for span in plan.forward.spans for node in (span.lo, span.hi)]
     in_batches = loaded.spec.deterministic == "batch"
     few = split_tiles(plan, paged=True)
@@ -64,7 +64,7 @@ def plan_serve(loaded: Loaded) -> ServePlan:
     )
 
 
-def _of_one_sequence(loaded: Loaded) -> Loaded:
+def of_one_sequence(loaded: Loaded) -> Loaded:
     """Return the spec of one sequence of a batch: its last query is at its last key."""
     changes = {"passes": ("decode",), "align": "end", "varlen": False, "lengths": Lengths()}
     changes |= {"block_mask": "never"}
