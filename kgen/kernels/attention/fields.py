@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -13,6 +14,11 @@ from kgen.spec.problems import SpecModel, all_known, problem
 PASSES = ("forward", "backward", "decode", "serve")
 MOST = 2**30
 """Largest magnitude of integers that kernels add to positions."""
+
+
+def without_serving(passes: Sequence[str]) -> tuple[str, ...]:
+    """Return the passes of a spec that is derived from a spec with these passes."""
+    return tuple(name for name in passes if name != "serve")
 
 
 def checked_gqa(value: Any) -> Any:

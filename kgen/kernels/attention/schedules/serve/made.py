@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kgen.diagnostics import Diagnostic, KgenError
+from kgen.diagnostics import KgenError
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.schedules.serve.cache import append_kernel
 from kgen.kernels.attention.schedules.serve.kernels import serve_kernels
@@ -12,6 +12,7 @@ from kgen.kernels.attention.schedules.serve.launcher import launcher_of
 from kgen.kernels.attention.schedules.serve.plan import depends_on_tile, plan_serve, serves
 from kgen.kernels.attention.targets.triton.made import InFile, Made, Needs, Planned
 from kgen.kernels.attention.targets.triton.opening import table_of
+from kgen.spec.source import Document
 
 
 def made(planned: Planned, ahead: Sequence[Made]) -> Made:
@@ -22,8 +23,8 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
     if plan.in_batches and depends_on_tile(plan.attention):
         message = "`deterministic: batch` does not support a score that is linear in the position"
         hint = "remove `deterministic`, or use another `score_mod`"
-        file = str(planned.loaded.path)
-        raise KgenError(Diagnostic("unsupported-score", message, file=file, hint=hint))
+        document = Document(planned.loaded.text, planned.loaded.path.as_posix())
+        raise KgenError([document.value("unsupported-score", message, ("deterministic",), hint)])
     lowering, quantized = Lowering(plan.attention), plan.attention.spec.kv_dtype is not None
     kernels = serve_kernels(plan, lowering, quantized)
     launcher = launcher_of(plan, kernels, quantized)
@@ -43,5 +44,6 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
             if tiles
         ),
         needs=Needs(multiprocessors=True),
+        unbuilt="serve",
         offers=tuple(f"{name}_{of}" for of in ("serve", "serve_workspace", "append")),
     )

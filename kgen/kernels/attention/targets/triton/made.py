@@ -222,3 +222,5 @@ class Made:
     """Remarks for the user who renders the spec."""
     offers: tuple[str, ...] = ()
     """Its public functions, other than the function of the spec."""
+    unbuilt: str = ""
+    """Its pass, if `kgen build` cannot compile its kernels."""

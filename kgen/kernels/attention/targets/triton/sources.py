@@ -73,6 +73,7 @@ def sources(loaded: Loaded) -> list[Source]:
         launches=True,
         alone=file.whole(single=True),
         offers=tuple(offers),
+        unbuilt=next((of.unbuilt for of in file.made if of.unbuilt), ""),
         signature=file.launcher.signature,
         docstring=file.launcher.docstring(),
         remarks=tuple(remark for of in file.made for remark in of.remarks),
