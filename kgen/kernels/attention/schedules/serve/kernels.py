@@ -38,8 +38,8 @@ from kgen.kernels.attention.targets.triton.shared import (
 from kgen.targets.code import Code, If, Name, Statement, assign, op, row, text, uses_of
 from kgen.targets.template import Template, filled
 
-_PAGES_OF_TILE = ["block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
-"""The page parameters of the loop's function."""
+_PAGES_OF_TILE = ["q_live", "block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
+"""The parameters of the loop's function for pages and hidden keys."""
 
 
 @dataclass(frozen=True)

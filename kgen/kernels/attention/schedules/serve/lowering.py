@@ -29,7 +29,7 @@ from kgen.targets.code import (
     text,
     uses_of,
 )
-from kgen.targets.triton.printer import Printer
+from kgen.targets.triton.printer import Printer, column
 
 LENGTHS = ("SQ", "SK")
 """Names of the lengths of a sequence, which kernels load."""
@@ -212,9 +212,9 @@ def _stored() -> tuple[tuple[Param, ...], ...]:
 
 
 def seen() -> Statement:
-    """Return the statement for the keys that some row of a tile sees. Others may be NaN."""
-    return assign("kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"),
-                  note="some row sees it")  # fmt: skip
+    """Return the statement for the keys that some query of a tile sees. Others may be NaN."""
+    value = op("{tl}.max(({0} & {1}).to({tl}.int32), 0) > 0", "mask", column("q_live"))
+    return assign("kv_live", value, note="some query sees it")
 
 
 def started(kernel: ServeKernel, sinks: bool) -> list[Statement]:
