@@ -37,7 +37,7 @@ def check_serving(spec: AttentionSpec) -> None:
     if spec.paged_kv is not None or spec.lengths.kv.per_batch:
         place = ("paged_kv",) if spec.paged_kv is not None else ("lengths", "kv")
         message = "`serve` has its own arguments for pages and lengths"
-        hint = "remove it: the page size is the size of `k_pages` at each call"
+        hint = "remove it: each call has `seq_lens`, and pages of any size"
         raise problem("unsupported-pass", message, hint, at=place, key=True)
     if spec.dtype == "fp32":
         message = "`serve` supports bf16 and fp16, not fp32"
