@@ -71,7 +71,7 @@ def require_any(
 
 
 def require_buildable(loaded: Any, files: Sequence[Emitted]) -> None:
-    """Raise `KgenError` if a spec has a pass whose kernels cannot be compiled ahead of time."""
+    """Raise `KgenError` if a spec has a pass that `kgen build` does not support."""
     for target in dict.fromkeys(file.target for file in files):
         for source in sources(loaded, target):
             if source.unbuilt:

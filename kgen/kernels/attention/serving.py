@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from kgen.spec.problems import problem
-
-if TYPE_CHECKING:
-    from kgen.kernels.attention.spec import AttentionSpec
 
 SERVE_ARGUMENTS = (
     *("k_pages", "v_pages", "block_table", "seq_lens", "cu_seqlens_q"),
@@ -17,7 +14,7 @@ SERVE_ARGUMENTS = (
 """The arguments of the functions for serving, except the arguments of all functions."""
 
 
-def check_serving(spec: AttentionSpec) -> None:
+def check_serving(spec: Any) -> None:
     """Raise a problem if a spec has fields that the pass `serve` does not support, or that need
     it.
     """

@@ -83,64 +83,37 @@ class Append(Template):
     torch_dtype: str
     width_qk: int
     width_v: int
-    quantized: bool
-    by_interpreter: bool
-    """True if Triton's interpreter cannot store the dtype of the cache."""
+    quantized_words: str
+    """The quantization, for the end of a sentence of the docstring."""
+    scale_words: list[str]
+    """The lines of the docstring on scales."""
+    quantized_lines: list[str]
+    """The statements that take a scale as a number or as a tensor."""
+    scales: list[str]
+    """The tensors of scales."""
+    scale_args: list[str]
+    """The arguments for tensors of scales."""
+    factor_args: list[str]
+    """The arguments for scales as numbers."""
+    interpreted_lines: list[str]
+    """The statements that store float32 in Triton's interpreter."""
+    written_lines: list[str]
+    """The statements that convert these numbers."""
 
     def launch_functions(self) -> Iterable[str]:
         return ("_dense", "_dtype", "_launch", "_layouts", "_next_power_of_2")
 
-    @property
-    def quantized_words(self) -> str:
-        """The quantization, for the end of a sentence of the docstring."""
-        return ", quantized" if self.quantized else ""
 
-    @property
-    def scale_words(self) -> list[str]:
-        """The lines of the docstring on scales."""
-        return [SCALE_WORDS] if self.quantized else []
-
-    @property
-    def quantized_lines(self) -> list[str]:
-        """The statements that take a scale as a number or as a tensor."""
-        return scale_lines(f"{self.name}_append", "k") if self.quantized else []
-
-    @property
-    def scales(self) -> list[str]:
-        """The tensors of scales."""
-        return ["k_scale", "v_scale"] if self.quantized else []
-
-    @property
-    def scale_args(self) -> list[str]:
-        """The arguments for tensors of scales."""
-        return ["k_scale", "k_step", "v_scale", "v_step"] if self.quantized else []
-
-    @property
-    def factor_args(self) -> list[str]:
-        """The arguments for scales as numbers."""
-        return ["k_factor", "v_factor"] if self.quantized else []
-
-    @property
-    def interpreted_lines(self) -> list[str]:
-        """The statements that store float32 in Triton's interpreter."""
-        if not self.by_interpreter:
-            return []
-        return [
-            "pages = k_pages, v_pages",
-            "if _arch(k.device) == 0:",
-            "    k_pages, v_pages = k_pages.float(), v_pages.float()  # Triton's interpreter",
-        ]
-
-    @property
-    def written_lines(self) -> list[str]:
-        """The statements that convert these numbers."""
-        if not self.by_interpreter:
-            return []
-        return [
-            "if _arch(k.device) == 0:",
-            "    pages[0].copy_(k_pages)",
-            "    pages[1].copy_(v_pages)",
-        ]
+_INTERPRETED = [
+    "pages = k_pages, v_pages",
+    "if _arch(k.device) == 0:",
+    "    k_pages, v_pages = k_pages.float(), v_pages.float()  # Triton's interpreter",
+]
+_WRITTEN = [
+    "if _arch(k.device) == 0:",
+    "    pages[0].copy_(k_pages)",
+    "    pages[1].copy_(v_pages)",
+]
 
 
 def scale_lines(function: str, like: str) -> list[str]:
@@ -195,6 +168,7 @@ def append_of(spec: AttentionSpec) -> Append:
     """Return the function that writes keys and values into pages."""
     quantized = spec.kv_dtype is not None
     scales = ("k_scale", "v_scale") if quantized else ()
+    fp8 = spec.kv_dtype in ("fp8_e4m3", "fp8_e5m2")
     defaults = (*((name, "None") for name in scales), ("kv_layout", '"NHD"'))
     positional = ("k", "v", "k_pages", "v_pages")
     return Append(
@@ -205,6 +179,12 @@ def append_of(spec: AttentionSpec) -> Append:
         torch_dtype=TORCH_DTYPES[spec.dtype],
         width_qk=spec.head_dim.qk,
         width_v=spec.head_dim.v,
-        quantized=quantized,
-        by_interpreter=spec.kv_dtype in ("fp8_e4m3", "fp8_e5m2"),
+        quantized_words=", quantized" if quantized else "",
+        scale_words=[SCALE_WORDS] if quantized else [],
+        quantized_lines=scale_lines(f"{spec.name}_append", "k") if quantized else [],
+        scales=[*scales],
+        scale_args=["k_scale", "k_step", "v_scale", "v_step"] if quantized else [],
+        factor_args=["k_factor", "v_factor"] if quantized else [],
+        interpreted_lines=_INTERPRETED if fp8 else [],
+        written_lines=_WRITTEN if fp8 else [],
     )

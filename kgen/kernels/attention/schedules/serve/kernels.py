@@ -83,9 +83,12 @@ class Items(ServeKernel, KernelParams, Template):
         """The statements that count the tiles of keys of a sequence's last tile of rows."""
         if self.searches:
             return ["n_tiles = tl.cdiv(SK, BLOCK_N)  # at most: the kernel searches the range"]
+        ends = {
+            "q_start": "q_start = tl.maximum(tiles - 1, 0) * BLOCK_M // GQA",
+            "q_last": "q_last = tl.maximum(SQ - 1, 0)",
+        }
         return [
-            "q_start = tl.maximum(tiles - 1, 0) * BLOCK_M // GQA",
-            "q_last = tl.maximum(SQ - 1, 0)",
+            *(line for name, line in ends.items() if name in self.live_rows),
             f"{', '.join(self.live_results)} = _serve_range({', '.join(self.live_args)})",
             f"n_tiles = {self.n_tiles}",
         ]

@@ -48,9 +48,6 @@ class ServeLauncher(KernelParams, Template):
     torch_dtype: str
     cache: Cache
     append: Append
-    bf16: bool
-    fp8: bool
-    quantized: bool
     width_qk: int
     width_v: int
     part_width: int
@@ -67,64 +64,32 @@ class ServeLauncher(KernelParams, Template):
     numbers: Numbers
     given: list[str]
     """The arguments of the function that launches the kernels."""
-    tensors_given: list[str]
-    """The tensors among them."""
+    laid_out: list[str]
+    """The tensors whose layouts decide the compiled kernels."""
+    scale_words: list[str]
+    """The lines of the docstring on the scales of a cache."""
+    quantized_lines: list[str]
+    """The statements that take a scale as a number or as a tensor."""
+    interpreted_lines: list[str]
+    """The conversions for Triton's interpreter."""
     first_list: list[str]
     """The statements that choose the tiles of the lists."""
-    items_params: KernelParams
-    merge_params: KernelParams
+    items_args: list[str]
+    """The arguments of the kernel that writes the lists of items."""
+    merge_args: list[str]
+    """The arguments of the kernel that merges parts."""
 
     def launch_functions(self) -> Iterator[str]:
-        yield from ("_cdiv", "_dense", "_dtype", "_launch", "_layouts", "_multiprocessors")
-        yield from ("_next_power_of_2", "_no_gradients", "_no_tangents", "_real", "_tile")
+        yield from ("_dense", "_dtype", "_launch", "_layouts", "_multiprocessors")
+        yield from ("_no_gradients", "_no_tangents", "_real", "_tile")
+        if len(self.first_list) > len(_ONE_LIST):
+            yield from ("_cdiv", "_next_power_of_2")
         yield from self.numbers.launch_functions()
 
     @property
     def own_name(self) -> str:
         """The name of the function for a call."""
         return f"{self.name}_serve"
-
-    @property
-    def laid_out(self) -> list[str]:
-        """The tensors whose layouts decide the compiled kernel."""
-        scales = ["k_scale", "v_scale"] if self.quantized else []
-        return [*self.tensors_given, *scales]
-
-    @property
-    def scale_words(self) -> list[str]:
-        """The lines of the docstring on the scales of a cache."""
-        if not self.quantized:
-            return []
-        return [SCALE_WORDS]
-
-    @property
-    def quantized_lines(self) -> list[str]:
-        """The statements that take a scale as a number or as a tensor."""
-        if not self.quantized:
-            return []
-        return [*scale_lines(self.own_name, "q"), "scale *= k_factor"]
-
-    @property
-    def interpreted_lines(self) -> list[str]:
-        """The conversions for Triton's interpreter, which cannot multiply bfloat16 or load FP8."""
-        given = []
-        if self.bf16:
-            given.append("q = q.float()")
-        if self.fp8:
-            given.append("k_pages, v_pages = k_pages.float(), v_pages.float()")
-        head = ["if _arch(q.device) == 0:  # Triton's interpreter"] if given else []
-        return [*head, *(f"    {line}" for line in given)]
-
-    @property
-    def items_args(self) -> list[str]:
-        """The arguments of the kernel that writes the lists of items."""
-        return [*self.items_params.tensor_args, *self.items_params.problem_args]
-
-    @property
-    def merge_args(self) -> list[str]:
-        """The arguments of the kernel that merges parts."""
-        of = self.merge_params
-        return [*of.tensor_args, *of.stride_args, *of.problem_args]
 
 
 def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> ServeLauncher:
@@ -149,9 +114,6 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
         torch_dtype=TORCH_DTYPES[spec.dtype],
         cache=cache_of(spec),
         append=append_of(spec),
-        fp8=kv_dtype.startswith("fp8"),
-        bf16=spec.dtype == "bf16",
-        quantized=quantized,
         width_qk=spec.head_dim.qk,
         width_v=spec.head_dim.v,
         part_width=spec.head_dim.v + 1,
@@ -168,11 +130,28 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
             f"{own}_serve", interface.runtime, plan.attention.called, names, divisors
         ),
         given=[*tensors, "scale", *interface.runtime, *scales],
-        tensors_given=tensors,
+        laid_out=[*tensors, *(["k_scale", "v_scale"] if quantized else [])],
+        scale_words=[SCALE_WORDS] if quantized else [],
+        quantized_lines=[*scale_lines(f"{own}_serve", "q"), "scale *= k_factor"]
+        if quantized
+        else [],
+        interpreted_lines=_interpreted(spec.dtype, kv_dtype),
         first_list=_first_list(plan),
-        items_params=kernels.items_params,
-        merge_params=kernels.merge_params,
+        items_args=_args(kernels.items_params),
+        merge_args=_args(kernels.merge_params),
     )
+
+
+def _args(params: KernelParams) -> list[str]:
+    return [*params.tensor_args, *params.stride_args, *params.problem_args]
+
+
+def _interpreted(dtype: str, kv_dtype: str) -> list[str]:
+    """Return the conversions for Triton's interpreter: it cannot multiply bfloat16 or load FP8."""
+    given = ["    q = q.float()"] if dtype == "bf16" else []
+    if kv_dtype.startswith("fp8"):
+        given.append("    k_pages, v_pages = k_pages.float(), v_pages.float()")
+    return ["if _arch(q.device) == 0:  # Triton's interpreter", *given] if given else []
 
 
 def _signature(interface: Interface, quantized: bool) -> Signature:
@@ -240,13 +219,16 @@ def _more_checks(spec: AttentionSpec, interface: Interface) -> list[Check]:
     ]
 
 
+_FEW = "tile = _tile(_SERVE_FEW_TILES, arch)"
+_ONE_LIST = [_FEW, 'rows, tiles = 2**31 - 1, [(tile, tile["BLOCK_M"], B)]']
+
+
 def _first_list(plan: ServePlan) -> list[str]:
     """Return the statements that choose the tiles of the lists, and the sequences of each."""
-    few = "tile = _tile(_SERVE_FEW_TILES, arch)"
     if plan.in_batches:
-        return [few, 'rows, tiles = 2**31 - 1, [(tile, tile["BLOCK_M"], B)]']
+        return _ONE_LIST
     return [
-        few,
+        _FEW,
         "rows = max(16, _next_power_of_2(min(_cdiv(T, B), longest) * group))",
         'rows = min(tile["BLOCK_M"], rows)',
         "tiles = [(tile, rows, B)]",
