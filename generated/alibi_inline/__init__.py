@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 62d7e16653e15b3e
+# inputs: 833b3fe02b9a847b
 # body: f581808fc7e7e1aa
 """Causal attention with ALiBi slopes computed from the head's index.
 

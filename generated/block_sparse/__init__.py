@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6694c3784a8d0aa2
+# inputs: b07a69716511f53b
 # body: 19f4723793177a3f
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3c0ae70d542184f1
+# inputs: 0f9d66f469171980
 # body: e1cf86e4e4249995
 """Attention of every query to the keys up to its own position.
 

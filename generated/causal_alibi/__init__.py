@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 479c8d7fadd54d23
+# inputs: 1973725358772f8f
 # body: 29c9603e47e1fc23
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a9dfe892424a20c8
+# inputs: 424c8465e0d95af3
 # body: 5538b9de75a72a11
 """Attention of every query to the keys up to its own position, heads of 64.
 

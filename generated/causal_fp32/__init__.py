@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 261283b4d82e38ad
+# inputs: 2d4fb62a58980d61
 # body: 4da864d049a6fe3a
 """Causal attention in fp32, products in three TF32 passes.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 772ad230a9b546b4
+# inputs: 75ac6ea621f98a84
 # body: 69f39746abf7b581
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

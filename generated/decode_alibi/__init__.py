@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 592768933e34f7b7
+# inputs: 57e041d11e937127
 # body: 4e55399f4383829f
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

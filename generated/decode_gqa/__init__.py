@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e8341e62a6778c34
+# inputs: d2a03ea18ccf4cbc
 # body: 0fd516a82caf5856
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cafd6ab8c876139d
+# inputs: fd4ba824443459db
 # body: e32bb502dabd4e2a
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

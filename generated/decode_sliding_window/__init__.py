@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3515b8814a4b2191
+# inputs: b6a4b309dc6e8ff9
 # body: 7a8ea49a5c6757ed
 """Causal attention to the last 1024 positions of a KV cache.
 

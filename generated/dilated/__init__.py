@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ccb71ab0f583f31c
+# inputs: 7bbfb55e688deac7
 # body: 74e22902860e2ace
 """Causal attention to every fourth position back from the query.
 

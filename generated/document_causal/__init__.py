@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df0635eb6614072c
+# inputs: 9565eb4c2bac2613
 # body: a002462e8cf623ac
 """Causal self-attention within each document of a packed sequence.
 

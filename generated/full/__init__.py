@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0bfdfae262a197e0
+# inputs: 7a35c5b61c23daef
 # body: 40793b30b4856ab2
 """Attention of every query to every key.
 

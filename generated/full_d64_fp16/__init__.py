@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 23a77013f79459c6
+# inputs: 6372380c174c1c0b
 # body: 58afcd7f97b158eb
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e078787c74c285ac
+# inputs: 8958f92a682f7a29
 # body: 530bfef4cea2970c
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 87a9bbd428d737a1
+# inputs: 832a789ac42b29c6
 # body: c032b059cacbfcc7
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cb0c690ee46aadc7
+# inputs: 3174daebf79de4e0
 # body: 8b95be6a4ef37a7f
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 95349d7fced04457
+# inputs: 8dc150b171c24034
 # body: 83588569fd4e6a0f
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

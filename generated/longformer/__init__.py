@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 20ea088e59fb7950
+# inputs: dcc293924ff011a5
 # body: bfec7ee9c4b0ed93
 """Attention to a symmetric window and to a few global tokens at the front.
 

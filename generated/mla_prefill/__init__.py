@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bd665a32351560e5
+# inputs: 9de9a35af0efb53c
 # body: 32f5eda525ba04ff
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

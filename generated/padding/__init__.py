@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e219161654fecc9
+# inputs: 0b69834b0313e375
 # body: 40dae7fcea2a87a5
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0b9f0a0728a65df5
+# inputs: 02c23ba9b11be1bc
 # body: 977c6404a9ad209d
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 27937d9b3fa63f85
+# inputs: 74ecb32dcb1add41
 # body: a56600dea4443710
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 83bd93f9aedd529f
+# inputs: 75835ed513a2bac7
 # body: 75639bd17facedc5
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: af7e0afbd1982cd3
+# inputs: 18a535288eda84a9
 # body: 1dc1b28a80ad45a2
 """The output step of chunked retention, where each head has its own constant decay.
 

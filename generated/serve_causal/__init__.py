@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 27f5beabcbc8cbad
-# body: d7f646e7212136ed
+# inputs: dca11e9ec1f172f3
+# body: 55b06714383afda3
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
 triton.py defines the function, and needs no other file of this folder.
@@ -13,8 +13,18 @@ Usage:
     from serve_causal import serve_causal
 """
 
-from .triton import serve_causal, serve_causal_kernels, serve_causal_serve, serve_causal_serve_workspace, serve_causal_append
+from .triton import (
+    serve_causal,
+    serve_causal_kernels,
+    serve_causal_serve,
+    serve_causal_serve_workspace,
+    serve_causal_append,
+)
 
 __all__ = [
-    "serve_causal", "serve_causal_kernels", "serve_causal_serve", "serve_causal_serve_workspace", "serve_causal_append",
+    "serve_causal",
+    "serve_causal_kernels",
+    "serve_causal_serve",
+    "serve_causal_serve_workspace",
+    "serve_causal_append",
 ]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 42914d4bcda34d1f
+# inputs: 2495cbaa31adb537
 # body: 8b3f01e65850501b
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b9872687ab9b446f
-# body: 6fc62325daa67498
+# inputs: 689b407cc7479c51
+# body: 09f5892f3f80e6fb
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
 triton.py defines the function, and needs no other file of this folder.
@@ -13,9 +13,18 @@ Usage:
     from serve_gpt_oss import serve_gpt_oss
 """
 
-from .triton import serve_gpt_oss, serve_gpt_oss_kernels, serve_gpt_oss_serve, serve_gpt_oss_serve_workspace, serve_gpt_oss_append
+from .triton import (
+    serve_gpt_oss,
+    serve_gpt_oss_kernels,
+    serve_gpt_oss_serve,
+    serve_gpt_oss_serve_workspace,
+    serve_gpt_oss_append,
+)
 
 __all__ = [
-    "serve_gpt_oss", "serve_gpt_oss_kernels", "serve_gpt_oss_serve", "serve_gpt_oss_serve_workspace",
+    "serve_gpt_oss",
+    "serve_gpt_oss_kernels",
+    "serve_gpt_oss_serve",
+    "serve_gpt_oss_serve_workspace",
     "serve_gpt_oss_append",
 ]

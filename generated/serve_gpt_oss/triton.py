@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: eb865bd4617220b6
-# body: d6b6eabdb07febc7
+# inputs: 072fa63f38660ffa
+# body: fd337e435eab9533
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -289,7 +289,10 @@ def _serve_work(
     B, GQA: tl.constexpr,
     TQ, SK_MAX, least, most, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Return the row tiles of each sequence with `least` to `most` rows, and the KV tiles of its last row tile."""
+    """Return the number of row tiles of each sequence, and the number of KV tiles of its last row tile.
+
+    Sequences with fewer rows than `least` or more than `most` have none.
+    """
     b = tl.minimum(batches, B - 1)
     q_begin, SQ, SK = _serve_sequence(b, seq_lens_ptr, cu_seqlens_q_ptr, TQ, SK_MAX)
     there = (batches < B) & (SQ * GQA >= least) & (SQ * GQA <= most)
@@ -411,7 +414,7 @@ def _serve_kernel(
         return
     item_ptr = work_ptr + items_at + 8 * item
     b, row_start, split = tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 2)
-    splits, slot, merge = tl.load(item_ptr + 3), tl.load(item_ptr + 4), tl.load(item_ptr + 5)
+    splits, slot = tl.load(item_ptr + 3), tl.load(item_ptr + 4)
     q_begin, SQ, SK = _serve_sequence(b, seq_lens_ptr, cu_seqlens_q_ptr, TQ, SK_MAX)
     rows = row_start + tl.arange(0, BLOCK_M)
     q_idx = rows // GQA
@@ -558,7 +561,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_gpt_oss")
-_LIBRARY = _library("kgen_5ee3726a8f8f440f", "serve_gpt_oss")
+_LIBRARY = _library("kgen_c2201f193207c836", "serve_gpt_oss")
 
 
 def _descriptors(tile, *blocks):
@@ -585,9 +588,10 @@ def _serve_pages(name, k_pages, v_pages, kv_layout):
 
 @functools.lru_cache(maxsize=4096)
 def _serve_lists(T, B, HQ, HKV, longest, device):
-    """Return the words of 4 bytes of the workspace, the most rows of list 0, the lists, and the places of parts.
+    """Return the layout of the workspace: its words of 4 bytes, the most rows of list 0, the lists, and the parts.
 
-    A list has its tile and rows, its counts, the places and numbers of items and of split tiles, its slots and target.
+    A list is a tuple: tile, rows of a tile, place of its counts, place of items, place of split tiles.
+    Then follow the largest number of items, of split tiles and of slots, and the target.
     """
     group, arch = HQ // HKV, _arch(device)
     longest = T if longest is None else min(T, longest)
@@ -643,9 +647,9 @@ def serve_gpt_oss_serve(
     max_seqlen_q: a bound of the queries of a sequence. It saves launches. Results are right without it, and if it is
     wrong.
 
-    Returns out, or (out, lse) if `lse` or `return_lse` is given. A row that sees no key gives zeros and its sink.
+    Returns out, or (out, lse) with `lse` or `return_lse`. A row that sees no key has zeros and its sink.
     The values of block_table, seq_lens and cu_seqlens_q are on the device and are not checked.
-    Raises ValueError or TypeError for invalid arguments, and RuntimeError where a gradient is asked for.
+    Raises ValueError or TypeError for invalid arguments, and RuntimeError for a tensor that requires grad.
     """
     for arg_name, arg, dims in (("q", q, 3), ("k_pages", k_pages, 4), ("v_pages", v_pages, 4)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != dims:

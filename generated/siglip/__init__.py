@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e14c2a4d3a7f1d0
+# inputs: eba142b459dec87e
 # body: 16ee45b3694a0449
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

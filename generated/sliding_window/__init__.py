@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0b577201cb60215d
+# inputs: 904f0f4ed0a54627
 # body: d95add0c3943f634
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b4bc1df84b4c73b0
+# inputs: 12e0fb29f6edae0d
 # body: 1f8300eee0df30a3
 """Causal attention whose scores saturate smoothly at 30.
 

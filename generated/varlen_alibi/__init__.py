@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2ecdc9191e4e0d4e
+# inputs: 7bf94b94cc9d2b5d
 # body: 32bad13dad3d90bc
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

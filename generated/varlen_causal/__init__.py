@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 48b02c7bc3903da4
+# inputs: d1fa834b132bd8a0
 # body: e7b05d61b2aaafb9
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
