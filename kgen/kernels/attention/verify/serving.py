@@ -62,6 +62,7 @@ BATCHES = (
     Batch("empty", ((0, 0), (0, 30)), 16, tail=5),
     Batch("more-queries", ((9, 4), (3, 0)), 16),
     Batch("large", ((1, 90), (30, 66)), 16, magnitude=16.0, processors=24),
+    Batch("crowd", tuple((33, 40 + i) for i in range(70)), 16, heads_kv=1),
     Batch("many", tuple((i % 3, 7 * i % 40 + i % 3) for i in range(140)), 16, heads_kv=1),
 )
 
