@@ -121,13 +121,10 @@ def _serve_laid_out(subject: Subject) -> None:
         changes += [{"seq_lens": shifted(served.seq_lens)}, {"lse": None}]
         for change in changes:
             names[f"{problem.name}_serve"](**{**right, **change})
-        new = {x: q[:, : batch.heads_kv, :1].expand(-1, -1, w).contiguous() for x, w in (
-            ("k", problem.head_qk), ("v", problem.head_v))}  # fmt: skip
-        slots = torch.zeros(len(q), dtype=torch.int32, device=subject.device)
-        right = {**new, "k_pages": pages[0], "v_pages": pages[1], "slot_mapping": slots}
-        changes = [{}, *({name: way(right[name])} for name in [*right][:4] for way in WAYS)]
-        for change in [*changes, {"slot_mapping": shifted(slots)}]:
-            names[f"{problem.name}_append"](**{**right, **served.scales, **change})
+        serving.append(names, problem, served)
+        for name, way in itertools.product(("k", "v", "k_pages", "v_pages"), WAYS):
+            serving.append(names, problem, served, **{name: way})
+        serving.append(names, problem, served, slot_mapping=shifted)
 
 
 def _with(inputs: Inputs, name: str, x: Tensor) -> Inputs:

@@ -135,6 +135,11 @@ class Problem:
         return "decode" in self.passes or self.page_size is not None
 
     @property
+    def least_capability(self) -> int:
+        """The lowest compute capability that the kernels need: 89 for FP8 E4M3, 0 for any."""
+        return 89 if self.kv_dtype == "fp8_e4m3" else 0
+
+    @property
     def key_conjuncts(self) -> tuple[Node, ...]:
         """The conjuncts of the mask that depend on the key, but not on the query."""
         if self.mask_mod is None:

@@ -340,8 +340,22 @@ def compiled(group: int) -> tuple[Batch, ...]:
 
 
 def compile_batch(problem: Problem, batch: Batch, function: Any) -> None:
-    """Call the function for serving in the file of `function`."""
-    served = drawn(problem, batch, "cpu")
-    call(function.__globals__, problem, served)
-    call(function.__globals__, problem, replace(served, batch=replace(batch, given=False)),
-         return_lse=False)  # fmt: skip
+    """Call the functions for serving in the file of `function`."""
+    served, names = drawn(problem, batch, "cpu"), function.__globals__
+    call(names, problem, served)
+    call(names, problem, replace(served, batch=replace(batch, given=False)), return_lse=False)
+    append(names, problem, served)
+
+
+def append(names: Mapping[str, Any], problem: Problem, served: Served, **changes: Any) -> None:
+    """Write a new key and value for each query of a batch into the cache of a function."""
+    q, heads = served.inputs.q, served.batch.heads_kv
+    k, v = (
+        q[:, :heads, :1].expand(-1, -1, width).contiguous()
+        for width in (problem.head_qk, problem.head_v)
+    )
+    slots = torch.zeros(len(q), dtype=torch.int32, device=q.device)
+    given = {"k": k, "v": v, "k_pages": served.k_pages, "v_pages": served.v_pages}
+    given |= {"slot_mapping": slots, **served.scales}
+    changed = {name: change(given[name]) for name, change in changes.items()}
+    names[f"{problem.name}_append"](**{**given, **changed})

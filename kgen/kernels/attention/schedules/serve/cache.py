@@ -40,6 +40,8 @@ class Cache(Template):
     width_v: int
     kv_torch_dtype: str
     quantized: bool
+    chip_lines: list[str]
+    """The statements that refuse a chip without the dtype of the cache."""
 
     def launch_functions(self) -> Iterable[str]:
         return ("_real",) if self.quantized else ()
@@ -125,10 +127,23 @@ def scale_lines(function: str, like: str) -> list[str]:
     ]
 
 
+_OLDER_CHIPS = [
+    "if 0 < (arch := _arch(k_pages.device)) < 89:",
+    '    needs = "a cache in float8_e4m3fn needs compute capability 8.9 or newer"',
+    '    raise ValueError(f"{name}: {needs}, got {arch / 10}")',
+]
+
+
 def cache_of(spec: AttentionSpec) -> Cache:
     """Return the checks of a spec's cache."""
     dtype = spec.kv_dtype or spec.dtype
-    return Cache(spec.head_dim.qk, spec.head_dim.v, KV_DTYPES[dtype], spec.kv_dtype is not None)
+    return Cache(
+        width_qk=spec.head_dim.qk,
+        width_v=spec.head_dim.v,
+        kv_torch_dtype=KV_DTYPES[dtype],
+        quantized=spec.kv_dtype is not None,
+        chip_lines=_OLDER_CHIPS if dtype == "fp8_e4m3" else [],
+    )
 
 
 def append_kernel(spec: AttentionSpec) -> AppendKernel:

@@ -55,6 +55,9 @@ def plan_serve(loaded: Loaded) -> ServePlan:
     bounds = [node for span in plan.forward.spans for node in (span.lo, span.hi)]
     in_batches = loaded.spec.deterministic == "batch"
     few = split_tiles(plan, paged=True)
+    if in_batches:
+        # The sums of a segment and of all segments before it need the registers of 8 warps.
+        few = {chip: replace(tile, num_warps=8, per_sm=1) for chip, tile in few.items()}
     return ServePlan(
         attention=plan,
         few=few,
