@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9851d1db415b078f
+# inputs: 196a80a1e3f59f69
 # body: df9c8619fcbe3920
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 

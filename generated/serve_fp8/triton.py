@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ac09fb785082a15d
-# body: 9f437f977c1f142f
+# inputs: 173fb19e431b9932
+# body: 957a12b5fd1bedf9
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -56,10 +56,7 @@ _FORWARD_TILES = [
     ((80,), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=False)),
     ((), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=False)),
 ]
-_SERVE_FEW_TILES = [
-    ((100, 90, 80), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=3)),
-    ((), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=2)),
-]
+_SERVE_FEW_TILES = [((), dict(BLOCK_M=64, BLOCK_N=64, num_warps=8, num_stages=2, per_sm=1)),]
 
 
 @triton.jit
@@ -583,7 +580,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_fp8")
-_LIBRARY = _library("kgen_0f0d632da87d1742", "serve_fp8")
+_LIBRARY = _library("kgen_36b5616e1678cc01", "serve_fp8")
 
 
 def _descriptors(tile, *blocks):
@@ -597,6 +594,9 @@ def _serve_pages(name, k_pages, v_pages, kv_layout):
     """Return the pages of a cache as [pages, page_size, HKV, D]."""
     if k_pages.dtype != torch.float8_e4m3fn or v_pages.dtype != torch.float8_e4m3fn:
         raise TypeError(f"{name}: the cache must be float8_e4m3fn, got {k_pages.dtype} and {v_pages.dtype}")
+    if 0 < (arch := _arch(k_pages.device)) < 89:
+        needs = "a cache in float8_e4m3fn needs compute capability 8.9 or newer"
+        raise ValueError(f"{name}: {needs}, got {arch / 10}")
     if kv_layout == "HND":
         k_pages, v_pages = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     elif kv_layout != "NHD":

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 072fa63f38660ffa
+# inputs: 637fc16f8d53bf4b
 # body: fd337e435eab9533
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
