@@ -145,15 +145,15 @@ def _check_lists(path: Path) -> None:
         words, rows, lists, _ = module._serve_lists(*sizes)
         assert 4 * words == module.sample_serve_workspace(*sizes[:4], device="cpu")
         work = torch.full((words,), -1, dtype=torch.int32)
-        limits = [of[3:9] for of in (lists[0], lists[-1])]
+        limits = [of[3:] for of in (lists[0], lists[-1])]
         module._serve_items_kernel[(len(lists),)](
             work, torch.tensor(keys, dtype=torch.int32), ends, len(new), total, 4000, rows,
             *limits[0], *limits[1], GQA=group,
             BLOCK_M_0=lists[0][1], BLOCK_N_0=64, BLOCK_M_1=lists[-1][1], BLOCK_N_1=64,
-            BLOCK_B=128, BLOCK_I=128,
+            BLOCK_B=128, BLOCK_I=256,
         )  # fmt: skip
         found: dict[tuple[int, int], list[int]] = {}
-        for _, block_m, count_at, items_at, merges_at, most, *_, slots, _ in lists:
+        for _, block_m, count_at, items_at, merges_at, _, most, _, slots, _ in lists:
             count, split = work[count_at : count_at + 2].tolist()
             assert count <= most
             taken: set[int] = set()
@@ -173,7 +173,7 @@ def _check_lists(path: Path) -> None:
             (b, row)
             for b, n in enumerate(new)
             for row in range(0, n * group, _rows(lists, rows, n * group))
-        }  # noqa: E501
+        }
         assert found.keys() == wanted
         for parts in found.values():
             assert sorted(parts) == list(range(len(parts)))

@@ -195,7 +195,7 @@ V_FACTOR = "v_factor"
 PLACES = ("merges_at", "parts_at", "sums_at")
 """Places in the workspace that several kernels use."""
 _PASSED = {"parts_at": "places[0]", "sums_at": "places[1]"}
-LISTED = ("items", "merges", "max_items", "max_merges", "max_slots", "target")
+LISTED = ("items", "merges", "records", "max_items", "max_merges", "max_slots", "target")
 """The places and limits of a list."""
 SEQUENCES = (Param("seq_lens_ptr", "seq_lens"), Param("cu_seqlens_q_ptr", "cu_seqlens_q"))
 """The lengths of sequences, and the offsets of their queries."""
