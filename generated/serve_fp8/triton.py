@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 173fb19e431b9932
-# body: 957a12b5fd1bedf9
+# inputs: ab80384f0c0cecfd
+# body: d3b2c6727922c457
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -206,7 +206,8 @@ def _serve_range(q_last, SQ, SK, BLOCK_N: tl.constexpr):
 def _serve_list(
     work_ptr, seq_lens_ptr, cu_seqlens_q_ptr,
     B, GQA: tl.constexpr,
-    TQ, SK_MAX, least, most, count_at, items_at, merges_at, max_items, max_merges, max_slots, target,
+    TQ, SK_MAX, least, most, count_at, items_at, merges_at, records_at,
+    max_items, max_merges, max_slots, target,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr,
 ):
     """Write the items of the sequences with `least` to `most` rows, and the split tiles to merge.
@@ -239,41 +240,51 @@ def _serve_list(
         splits = tl.where((slot_ends <= max_slots) & (merge_ends <= max_merges), splits, 1)
         counts = tiles * splits
         ends = items + tl.cumsum(counts, 0)
-        begun, items = items, items + tl.sum(counts, 0)
-        for i in range(begun, items, BLOCK_I):
-            index = i + tl.arange(0, BLOCK_I)
-            own = ((ends - counts)[None, :] <= index[:, None]) & (index[:, None] < ends[None, :])
-            b = tl.sum(tl.where(own, batches[None, :], 0), 1)
-            local = index - tl.sum(tl.where(own, (ends - counts)[None, :], 0), 1)
-            parts = tl.maximum(tl.sum(tl.where(own, splits[None, :], 0), 1), 1)
-            own_tiles = tl.sum(tl.where(own, tiles[None, :], 0), 1)
-            own_room = tl.sum(tl.where(own, room[None, :], 0), 1)
-            number = local // parts
-            slot = tl.sum(
-                tl.where(own, (slot_ends - room)[None, :], 0), 1,
-            ) + number * (own_room // tl.maximum(own_tiles, 1))
-            merge = tl.sum(tl.where(own, (merge_ends - merged)[None, :], 0), 1) + number
-            # The last tiles see the most keys, so they come first.
-            row_start = (own_tiles - 1 - number) * BLOCK_M
-            inside = (index < items) & (index < max_items)
-            item_ptrs = work_ptr + items_at + 8 * index
-            tl.store(item_ptrs, b, mask=inside)
-            tl.store(item_ptrs + 1, row_start, mask=inside)
-            tl.store(item_ptrs + 2, local % parts, mask=inside)
-            tl.store(item_ptrs + 3, parts, mask=inside)
-            tl.store(item_ptrs + 4, slot, mask=inside)
-            tl.store(item_ptrs + 5, merge, mask=inside)
-            first_part = inside & (parts > 1) & (local % parts == 0) & (merge < max_merges)
-            merge_ptrs = work_ptr + merges_at + 4 * merge
-            tl.store(merge_ptrs, b, mask=first_part)
-            tl.store(merge_ptrs + 1, row_start, mask=first_part)
-            tl.store(merge_ptrs + 2, slot, mask=first_part)
-            tl.store(merge_ptrs + 3, parts, mask=first_part)
-            # Sequences without parts leave their entries unused.
-            unused = inside & (parts == 1) & (merge < max_merges) & (tl.sum(tl.where(own, merged[None, :], 0), 1) > 0)
-            tl.store(merge_ptrs + 3, 0, mask=unused)
+        there, record_ptrs = batches < B, work_ptr + records_at + 8 * batches
+        tl.store(record_ptrs, ends, mask=there)
+        tl.store(record_ptrs + 1, ends - counts, mask=there)
+        tl.store(record_ptrs + 2, splits, mask=there)
+        tl.store(record_ptrs + 3, tiles, mask=there)
+        tl.store(record_ptrs + 4, slot_ends - room, mask=there)
+        tl.store(record_ptrs + 5, room // tl.maximum(tiles, 1), mask=there)
+        tl.store(record_ptrs + 6, merge_ends - merged, mask=there)
+        tl.store(record_ptrs + 7, merged, mask=there)
+        items += tl.sum(counts, 0)
         slots += tl.sum(room, 0)
         merges += tl.sum(merged, 0)
+    tl.debug_barrier()  # the records are complete
+
+    for first_item in range(0, items, BLOCK_I):
+        item = first_item + tl.arange(0, BLOCK_I)
+        b = tl.zeros([BLOCK_I], tl.int32)
+        for first in range(0, B, BLOCK_B):
+            batches = first + tl.arange(0, BLOCK_B)
+            ends = tl.load(work_ptr + records_at + 8 * batches, mask=batches < B, other=2**31 - 1)
+            b += tl.sum((ends[None, :] <= item[:, None]).to(tl.int32), 1)
+        b = tl.minimum(b, B - 1)
+        record_ptrs = work_ptr + records_at + 8 * b
+        local = item - tl.load(record_ptrs + 1)
+        parts, tiles = tl.load(record_ptrs + 2), tl.load(record_ptrs + 3)
+        tile = local // parts
+        slot = tl.load(record_ptrs + 4) + tile * tl.load(record_ptrs + 5)
+        merge = tl.load(record_ptrs + 6) + tile
+        # The last tiles see the most keys, so they come first.
+        row_start = (tiles - 1 - tile) * BLOCK_M
+        inside = (item < items) & (item < max_items)
+        item_ptrs = work_ptr + items_at + 8 * item
+        tl.store(item_ptrs, b, mask=inside)
+        tl.store(item_ptrs + 1, row_start, mask=inside)
+        tl.store(item_ptrs + 2, local % parts, mask=inside)
+        tl.store(item_ptrs + 3, parts, mask=inside)
+        tl.store(item_ptrs + 4, slot, mask=inside)
+        tl.store(item_ptrs + 5, merge, mask=inside)
+        # A sequence that is not split for lack of room leaves its entries empty.
+        entered = inside & (local % parts == 0) & (tl.load(record_ptrs + 7) > 0) & (merge < max_merges)
+        merge_ptrs = work_ptr + merges_at + 4 * merge
+        tl.store(merge_ptrs, b, mask=entered)
+        tl.store(merge_ptrs + 1, row_start, mask=entered)
+        tl.store(merge_ptrs + 2, slot, mask=entered)
+        tl.store(merge_ptrs + 3, tl.where(parts > 1, parts, 0), mask=entered)
     tl.store(work_ptr + count_at, tl.minimum(items, max_items))
     tl.store(work_ptr + count_at + 1, tl.minimum(merges, max_merges))
 
@@ -300,14 +311,14 @@ def _serve_work(
 
 @triton.jit(
     do_not_specialize=[
-        "B", "TQ", "SK_MAX", "rows", "items_0", "merges_0", "max_items_0", "max_merges_0", "max_slots_0", "target_0",
-        "items_1", "merges_1", "max_items_1", "max_merges_1", "max_slots_1", "target_1",
+        "B", "TQ", "SK_MAX", "rows", "items_0", "merges_0", "records_0", "max_items_0", "max_merges_0", "max_slots_0",
+        "target_0", "items_1", "merges_1", "records_1", "max_items_1", "max_merges_1", "max_slots_1", "target_1",
     ]
 )
 def _serve_items_kernel(
     work_ptr, seq_lens_ptr, cu_seqlens_q_ptr,
-    B, TQ, SK_MAX, rows, items_0, merges_0, max_items_0, max_merges_0, max_slots_0, target_0, items_1, merges_1,
-    max_items_1, max_merges_1, max_slots_1, target_1, GQA: tl.constexpr,
+    B, TQ, SK_MAX, rows, items_0, merges_0, records_0, max_items_0, max_merges_0, max_slots_0, target_0,
+    items_1, merges_1, records_1, max_items_1, max_merges_1, max_slots_1, target_1, GQA: tl.constexpr,
     BLOCK_M_0: tl.constexpr, BLOCK_N_0: tl.constexpr, BLOCK_M_1: tl.constexpr, BLOCK_N_1: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr,
 ):
@@ -315,13 +326,13 @@ def _serve_items_kernel(
     if tl.program_id(0) == 0:
         _serve_list(
             work_ptr, seq_lens_ptr, cu_seqlens_q_ptr, B, GQA, TQ, SK_MAX, 1, rows,
-            0, items_0, merges_0, max_items_0, max_merges_0, max_slots_0, target_0,
+            0, items_0, merges_0, records_0, max_items_0, max_merges_0, max_slots_0, target_0,
             BLOCK_M_0, BLOCK_N_0, BLOCK_B, BLOCK_I,
         )
     else:
         _serve_list(
             work_ptr, seq_lens_ptr, cu_seqlens_q_ptr, B, GQA, TQ, SK_MAX, rows + 1, 2**31 - 1,
-            2, items_1, merges_1, max_items_1, max_merges_1, max_slots_1, target_1,
+            2, items_1, merges_1, records_1, max_items_1, max_merges_1, max_slots_1, target_1,
             BLOCK_M_1, BLOCK_N_1, BLOCK_B, BLOCK_I,
         )
 
@@ -580,7 +591,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_fp8")
-_LIBRARY = _library("kgen_36b5616e1678cc01", "serve_fp8")
+_LIBRARY = _library("kgen_51c6bbb2debc3b7e", "serve_fp8")
 
 
 def _descriptors(tile, *blocks):
@@ -621,8 +632,8 @@ def _serve_scale(name, label, x, like, HKV):
 def _serve_lists(T, B, HQ, HKV, longest, device):
     """Return the layout of the workspace: its words of 4 bytes, the most rows of list 0, the lists, and the parts.
 
-    A list is a tuple: tile, rows of a tile, place of its counts, place of items, place of split tiles.
-    Then follow the largest number of items, of split tiles and of slots, and the target.
+    A list is a tuple: tile, rows of a tile, and the places of counts, items, split tiles and records of sequences.
+    Then follow the largest numbers of items, of split tiles and of slots, and the target.
     """
     group, arch = HQ // HKV, _arch(device)
     longest = T if longest is None else min(T, longest)
@@ -634,8 +645,9 @@ def _serve_lists(T, B, HQ, HKV, longest, device):
         target = max(1, 2 * _multiprocessors(device) * tile["per_sm"] // HKV)
         slots = 4 * target + 64
         items = T * group // block_m + sequences + slots
-        lists.append((tile, block_m, 2 * number, words, words + 8 * items, items, target, slots, target))
-        words += 8 * items + 4 * target
+        places = words, words + 8 * items, words + 8 * items + 8 * B
+        lists.append((tile, block_m, 2 * number, places[0], places[2], places[1], items, target, slots, target))
+        words = places[2] + 4 * target
         parts = max(parts, slots * HKV * block_m * 128)
     # The parts of rows come last: their values, then their sums.
     begin = -(-words // 32) * 32
@@ -773,16 +785,16 @@ def _serve(
     work, parts = workspace.view(torch.int32), workspace.view(torch.float32)
     lse_strides = (0, 0) if lse is None else lse.stride()
     layouts = _layouts(q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale, out, lse)
-    sizes = [(of[3], of[4], of[5], of[6], of[7], of[8]) for of in (lists[0], lists[-1])]
+    sizes = [of[3:] for of in (lists[0], lists[-1])]
     with torch.cuda.device_of(q):
         _launch(
             _serve_items_kernel, len(lists), layouts,
             work, seq_lens, cu_seqlens_q, B, TQ, SK_MAX, rows, *sizes[0], *sizes[1], GQA=HQ // HKV,
             BLOCK_M_0=lists[0][1], BLOCK_N_0=lists[0][0]["BLOCK_N"], BLOCK_M_1=lists[-1][1],
             BLOCK_N_1=lists[-1][0]["BLOCK_N"],
-            BLOCK_B=128, BLOCK_I=128, num_warps=8,
+            BLOCK_B=128, BLOCK_I=256, num_warps=8,
         )
-        for tile, block_m, count_at, items_at, merges_at, items, merges, slots, target in lists:
+        for tile, block_m, count_at, items_at, merges_at, _, items, merges, *_ in lists:
             _launch(
                 _serve_kernel, items * HKV, layouts,
                 q, k_pages, v_pages, out, lse, parts, k_scale, k_step, v_scale, v_step, work, seq_lens, cu_seqlens_q,
