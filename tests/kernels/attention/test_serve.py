@@ -18,7 +18,10 @@ from kgen.verify.toolchain import import_file
 HEAD = "kernel: attention\nname: sample\ndtype: bf16\nhead_dim: 32\ngqa: any\n"
 SERVE = "passes: [forward, serve]\n"
 CAUSAL = "mask_mod: q_idx >= kv_idx\n"
-LINEAR = "buffers: {slopes: {shape: [HQ], dtype: fp32}}\nscore_mod: score + slopes[h] * (kv_idx - q_idx)\n"
+LINEAR = (
+    "buffers: {slopes: {shape: [HQ], dtype: fp32}}\n"
+    "score_mod: score + slopes[h] * (kv_idx - q_idx)\n"
+)
 WINDOW = "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < 40\n"
 TWO_RANGES = (
     "mask_mod: where(q_idx >= 100, kv_idx < 16, kv_idx >= 16) and "
@@ -150,7 +153,7 @@ def _check_lists(path: Path) -> None:
             work, torch.tensor(keys, dtype=torch.int32), ends, len(new), total, 4000, rows,
             *limits[0], *limits[1], GQA=group,
             BLOCK_M_0=lists[0][1], BLOCK_N_0=64, BLOCK_M_1=lists[-1][1], BLOCK_N_1=64,
-            BLOCK_B=128, BLOCK_I=256,
+            BLOCK_B=128, BLOCK_I=128,
         )  # fmt: skip
         found: dict[tuple[int, int], list[int]] = {}
         for _, block_m, count_at, items_at, merges_at, _, most, _, slots, _ in lists:
