@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6369340a4f1a48c7
-# body: eeadf5109cc97c1c
+# inputs: f953a1114c6a22f8
+# body: ae213b5ad26fbe14
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -564,7 +564,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_causal")
-_LIBRARY = _library("kgen_f46290aca209d8fb", "serve_causal")
+_LIBRARY = _library("kgen_8c8c1aef01a03e46", "serve_causal")
 
 
 def _descriptors(tile, *blocks):
@@ -757,7 +757,7 @@ def _serve(
             work, seq_lens, cu_seqlens_q, B, TQ, SK_MAX, rows, *sizes[0], *sizes[1], GQA=HQ // HKV,
             BLOCK_M_0=lists[0][1], BLOCK_N_0=lists[0][0]["BLOCK_N"], BLOCK_M_1=lists[-1][1],
             BLOCK_N_1=lists[-1][0]["BLOCK_N"],
-            BLOCK_B=128, BLOCK_I=256, num_warps=8,
+            BLOCK_B=128, BLOCK_I=128, num_warps=8,
         )
         for tile, block_m, count_at, items_at, merges_at, _, items, merges, *_ in lists:
             _launch(

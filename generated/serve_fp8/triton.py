@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ab80384f0c0cecfd
-# body: d3b2c6727922c457
+# inputs: 4d626ae1d5aaead5
+# body: 0ce3d99c219311eb
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -591,7 +591,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_fp8")
-_LIBRARY = _library("kgen_51c6bbb2debc3b7e", "serve_fp8")
+_LIBRARY = _library("kgen_5d702b3e1aad0c84", "serve_fp8")
 
 
 def _descriptors(tile, *blocks):
@@ -792,7 +792,7 @@ def _serve(
             work, seq_lens, cu_seqlens_q, B, TQ, SK_MAX, rows, *sizes[0], *sizes[1], GQA=HQ // HKV,
             BLOCK_M_0=lists[0][1], BLOCK_N_0=lists[0][0]["BLOCK_N"], BLOCK_M_1=lists[-1][1],
             BLOCK_N_1=lists[-1][0]["BLOCK_N"],
-            BLOCK_B=128, BLOCK_I=256, num_warps=8,
+            BLOCK_B=128, BLOCK_I=128, num_warps=8,
         )
         for tile, block_m, count_at, items_at, merges_at, _, items, merges, *_ in lists:
             _launch(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: addd06f4987db430
-# body: 6624cb6bffef634c
+# inputs: ae6746bce4a206b2
+# body: e24abd7738bbcd42
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -572,7 +572,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_gpt_oss")
-_LIBRARY = _library("kgen_677f910772ccd402", "serve_gpt_oss")
+_LIBRARY = _library("kgen_93eb1463cb6543cd", "serve_gpt_oss")
 
 
 def _descriptors(tile, *blocks):
@@ -776,7 +776,7 @@ def _serve(
             work, seq_lens, cu_seqlens_q, B, TQ, SK_MAX, rows, *sizes[0], *sizes[1], GQA=HQ // HKV,
             BLOCK_M_0=lists[0][1], BLOCK_N_0=lists[0][0]["BLOCK_N"], BLOCK_M_1=lists[-1][1],
             BLOCK_N_1=lists[-1][0]["BLOCK_N"],
-            BLOCK_B=128, BLOCK_I=256, num_warps=8,
+            BLOCK_B=128, BLOCK_I=128, num_warps=8,
         )
         for tile, block_m, count_at, items_at, merges_at, _, items, merges, *_ in lists:
             _launch(
