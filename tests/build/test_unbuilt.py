@@ -8,6 +8,7 @@ import pytest
 
 from kgen.build.files import require_buildable
 from kgen.diagnostics import KgenError
+from kgen.kernels.attention.targets.triton.native import native
 from kgen.spec.load import load
 from kgen.verify.emitted import require_emitted
 
@@ -25,3 +26,9 @@ def test_serve_is_refused(name: str, refused: bool) -> None:
         require_buildable(loaded, files)
     (diagnostic,) = caught.value.diagnostics
     assert (diagnostic.code, "`serve`" in diagnostic.message) == ("unsupported-pass", True)
+
+
+def test_c_refuses_serve() -> None:
+    loaded = load(ROOT / "specs" / "serve_causal.yaml")
+    with pytest.raises(KgenError, match="no launches for the pass `serve`"):
+        native(loaded, {}, [90])

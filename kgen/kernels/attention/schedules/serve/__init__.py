@@ -8,4 +8,5 @@ SCHEDULE = Schedule(
     made=Lazy(f"{__name__}.made:made"),
     explained=Lazy(f"{__name__}.explained:explained"),
     obligations=Lazy(f"{__name__}.prove:obligations"),
+    calls=Lazy(f"{__name__}.native:calls"),
 )
