@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kgen.expr.nodes import FIRST_AT_LEAST, Node, Read, variables, walk
+from kgen.expr.nodes import variables
 from kgen.kernels.attention.fields import Lengths
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.plan.split_tiles import SplitTile, split_tiles
+from kgen.kernels.attention.plan.split_tiles import SplitTile, searches, split_tiles
 from kgen.spec.load import Loaded
 from kgen.spec.once import once_each
 
@@ -52,7 +52,6 @@ def serves(loaded: Loaded) -> bool:
 def plan_serve(loaded: Loaded) -> ServePlan:
     """Return the serving kernels of a loaded attention spec."""
     plan = plan_attention(of_one_sequence(loaded), packed=True)
-    bounds = [node for span in plan.forward.spans for node in (span.lo, span.hi)]
     in_batches = loaded.spec.deterministic == "batch"
     few = split_tiles(plan, paged=True)
     if in_batches:
@@ -62,7 +61,7 @@ def plan_serve(loaded: Loaded) -> ServePlan:
         attention=plan,
         few=few,
         many={} if in_batches else _many(plan, few),
-        searches=any(map(_searches, bounds)),
+        searches=searches(plan.forward),
         in_batches=in_batches,
     )
 
@@ -72,10 +71,6 @@ def of_one_sequence(loaded: Loaded) -> Loaded:
     changes = {"passes": ("decode",), "align": "end", "varlen": False, "lengths": Lengths()}
     changes |= {"block_mask": "never"}
     return replace(loaded, spec=loaded.spec.model_copy(update=changes))
-
-
-def _searches(node: Node) -> bool:
-    return any(isinstance(n, Read) and n.buffer.endswith(FIRST_AT_LEAST) for n in walk(node))
 
 
 def _many(plan: AttentionPlan, few: dict[int, SplitTile]) -> dict[int, SplitTile]:
