@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.expr.nodes import FIRST_AT_LEAST, Node, Read, walk
-from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.sizes import KIB, SHARED_MEMORY
 
 
@@ -20,17 +19,6 @@ class SplitTile:
     num_warps: int
     num_stages: int
     per_sm: int
-
-
-def bounds_of(loop: TileLoop) -> list[Node]:
-    """Return the first and last positions of the spans of a loop."""
-    return [node for span in loop.spans for node in (span.lo, span.hi)]
-
-
-def searches(loop: TileLoop) -> bool:
-    """True if a bound of a loop is a search in a sorted buffer, which is a loop itself."""
-    nodes = (node for bound in bounds_of(loop) for node in walk(bound))
-    return any(isinstance(n, Read) and n.buffer.endswith(FIRST_AT_LEAST) for n in nodes)
 
 
 def split_tiles(plan: AttentionPlan, paged: bool) -> dict[int, SplitTile]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.expr.mask_form import TRUE, conjuncts, normalize
-from kgen.expr.nodes import variables
+from kgen.expr.nodes import FIRST_AT_LEAST, Node, Read, variables, walk
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.plan.split_tiles import SplitTile, bounds_of, searches, split_tiles
+from kgen.kernels.attention.plan.split_tiles import SplitTile, split_tiles
 from kgen.spec.load import Loaded
 
 MOST_QUERIES = 64
@@ -56,10 +56,10 @@ def plan_decode(loaded: Loaded) -> DecodePlan:
     plan = plan_attention(loaded, packed=True)
     page_size = None if loaded.spec.paged_kv is None else loaded.spec.paged_kv.page_size
     tiles = split_tiles(plan, page_size is not None)
+    bounds = [node for span in plan.forward.spans for node in (span.lo, span.hi)]
     return DecodePlan(
         attention=plan,
-        balanced=any("b" in variables(n) for n in bounds_of(plan.forward))
-        and not searches(plan.forward),
+        balanced=any("b" in variables(n) for n in bounds) and not any(map(_searches, bounds)),
         tiles=tiles,
         page_size=page_size,
         page_per_tile=page_size is not None
@@ -70,3 +70,7 @@ def plan_decode(loaded: Loaded) -> DecodePlan:
             for names in map(variables, conjuncts(normalize(plan.mask_mod or TRUE)))
         ),
     )
+
+
+def _searches(node: Node) -> bool:
+    return any(isinstance(n, Read) and n.buffer.endswith(FIRST_AT_LEAST) for n in walk(node))

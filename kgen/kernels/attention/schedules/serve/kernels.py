@@ -81,8 +81,6 @@ class Items(ServeKernel, KernelParams, Template):
     @property
     def work_lines(self) -> list[str]:
         """The statements that count the tiles of keys of a sequence's last tile of rows."""
-        if self.searches:
-            return ["n_tiles = tl.cdiv(SK, BLOCK_N)  # at most: the kernel searches the range"]
         ends = {
             "q_start": "q_start = tl.maximum(tiles - 1, 0) * BLOCK_M // GQA",
             "q_last": "q_last = tl.maximum(SQ - 1, 0)",

@@ -63,7 +63,6 @@ class ServeKernel:
     """The names of the batch and of the tile of rows that these statements use."""
     live_problem: tuple[Param, ...]
     """The problem parameters that these statements use, except the lengths."""
-    searches: bool
     in_batches: bool
 
     @property
@@ -108,7 +107,6 @@ def serve_kernel(plan: ServePlan, lowering: Lowering) -> ServeKernel:
         live_problem=tuple(
             p for p in lowering.problem.values() if p.name in used and p.name not in LENGTHS
         ),
-        searches=plan.searches,
         in_batches=plan.in_batches,
     )
 

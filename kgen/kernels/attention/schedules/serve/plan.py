@@ -17,7 +17,7 @@ from kgen.expr.nodes import variables
 from kgen.kernels.attention.fields import Lengths
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.plan.split_tiles import SplitTile, searches, split_tiles
+from kgen.kernels.attention.plan.split_tiles import SplitTile, split_tiles
 from kgen.spec.load import Loaded
 from kgen.spec.once import once_each
 
@@ -37,8 +37,6 @@ class ServePlan:
     """The tiles of sequences with few rows. Their number of rows depends on the call."""
     many: dict[int, SplitTile]
     """The tiles of other sequences. Empty if all sequences have tiles of one shape."""
-    searches: bool
-    """True if the range of keys of a tile is a search in a sorted buffer."""
     in_batches: bool
     """True if results must not depend on the batch."""
 
@@ -61,7 +59,6 @@ def plan_serve(loaded: Loaded) -> ServePlan:
         attention=plan,
         few=few,
         many={} if in_batches else _many(plan, few),
-        searches=searches(plan.forward),
         in_batches=in_batches,
     )
 
