@@ -23,7 +23,7 @@ from kgen.kernels.attention.verify.inputs import Inputs, call, cases, differenti
 from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.reference import Call, Result, attention, eager
-from kgen.kernels.attention.verify.serve_checks import check_serving
+from kgen.kernels.attention.verify.serve_checks import check_serving, replays_other_lengths
 from kgen.spec.common import REALS
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
@@ -215,6 +215,7 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "tiles": (fits_other_chips, False),
     "launches": (launches_what_it_compiled_for, False),
     "serve": (check_serving, False),
+    "serve-graph": (replays_other_lengths, True),
     "far-rows": (reaches_far, True),
 }
 

@@ -39,6 +39,37 @@ def check_serving(subject: Subject) -> None:
         keep_bits(subject, schedules=3 if subject.device == "cpu" else 20)
 
 
+def replays_other_lengths(subject: Subject) -> None:
+    """Check that a call allocates nothing, and that a CUDA graph serves other lengths."""
+    problem, names = subject.problem, vars(subject.module)
+    if "serve" not in problem.passes:
+        return
+    served = serving.drawn(problem, _batch(problem, lengths=_LENGTHS, given=False), subject.device)
+    given = serving.room(names, problem, served)
+    serving.call(names, problem, served, **given)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    serving.call(names, problem, served, **given)
+    after = torch.cuda.memory_stats()["allocation.all.allocated"]
+    # Views of the workspace need no memory.
+    assert after == before, f"a call of serve allocates {after - before} tensors"
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        serving.call(names, problem, served, **given)
+    for queries, keys in _REPLAYED:
+        served.inputs.cu_seqlens[0].copy_(torch.tensor(queries, dtype=torch.int32))
+        served.seq_lens.copy_(torch.tensor(keys, dtype=torch.int32))
+        graph.replay()
+        again = {name: torch.full_like(x, 7) for name, x in given.items()}
+        serving.call(names, problem, served, **again)
+        new = queries[-1]
+        assert torch.equal(given["out"][:new], again["out"][:new]), f"a graph with {keys} keys"
+
+
+_LENGTHS = ((1, 300), (20, 33), (1, 200))
+_REPLAYED = (([0, 1, 21, 22], [40, 33, 200]), ([0, 5, 6, 20], [30, 9, 140]), ([0] * 4, [0] * 3))
+"""Offsets of queries and numbers of keys, within the pages of `_LENGTHS`."""
+
+
 def _batch(problem: Problem, **changes: Any) -> Batch:
     group = 2 if problem.gqa == "any" else int(problem.gqa)
     return replace(Batch("checks", ((1, 40), (20, 33)), 16, group=group), **changes)

@@ -266,7 +266,7 @@ def hide(served: Served, seen: Tensor) -> None:
 def call(names: Mapping[str, Any], problem: Problem, served: Served, **more: Any) -> Any:
     """Call the function for serving among the `names` of an emitted file, as an engine does."""
     function = names[f"{problem.name}_serve"]
-    given = {**keywords(served), **(_room(names, problem, served) if served.batch.given else {})}
+    given = {**keywords(served), **(room(names, problem, served) if served.batch.given else {})}
     if not served.batch.given:
         given["return_lse"] = True
     return function(served.inputs.q, served.k_pages, served.v_pages, **{**given, **more})
@@ -303,7 +303,7 @@ def keywords(served: Served) -> dict[str, Any]:
     return {**found, **({"max_seqlen_q": longest} if batch.longest else {})}
 
 
-def _room(names: Mapping[str, Any], problem: Problem, served: Served) -> dict[str, Tensor]:
+def room(names: Mapping[str, Any], problem: Problem, served: Served) -> dict[str, Tensor]:
     """Return the tensors to which a call writes."""
     batch, (rows, heads, _) = served.batch, served.inputs.q.shape
     longest = keywords(served).get("max_seqlen_q")
@@ -311,8 +311,8 @@ def _room(names: Mapping[str, Any], problem: Problem, served: Served) -> dict[st
     size = names[f"{problem.name}_serve_workspace"](
         rows, len(batch.lengths), heads, batch.heads_kv, max_seqlen_q=longest, device=device
     )
-    room = torch.full((size,), 0xA5, dtype=torch.uint8, device=device)
-    return {"out": served.out, "lse": served.lse, "workspace": room}
+    workspace = torch.full((size,), 0xA5, dtype=torch.uint8, device=device)
+    return {"out": served.out, "lse": served.lse, "workspace": workspace}
 
 
 def results(found: tuple[Tensor, Tensor], served: Served) -> dict[str, Tensor]:
