@@ -71,8 +71,8 @@ class Verification:
 
     problem: Lazy
     cases: Lazy
-    chip: Lazy | None = None
-    """The `Chip` for which files contain special kernels."""
+    chips: Lazy | None = None
+    """A tuple: each `Chip` for which files contain special kernels."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,10 @@ class Family:
     """Functions by adapter kind that build an `Adapter` (`kgen.render.adapters`) from the variants
     of a spec.
     """
+    packages: Mapping[str, Lazy] = field(default_factory=dict)
+    """Functions by adapter kind that build one `Adapter` for several specs, from their variants and
+    the name of the package.
+    """
 
     promises: Lazy | None = None
     """Names the buffers that kernels could search if the spec declared them sorted."""
@@ -229,8 +233,8 @@ def families() -> Iterator[Family]:
 @cache
 def chips() -> tuple[Chip, ...]:
     """Return the chips for which families have special kernels."""
-    found = (one.verification.chip for one in families() if one.verification is not None)
-    return tuple(chip.get() for chip in found if chip is not None)
+    found = (one.verification.chips for one in families() if one.verification is not None)
+    return tuple(chip for of in found if of is not None for chip in of.get())
 
 
 @cache
@@ -251,3 +255,8 @@ def known_targets() -> tuple[str, ...]:
 def known_adapters() -> tuple[str, ...]:
     """Return the adapter kinds of all families."""
     return tuple(dict.fromkeys(kind for one in families() for kind in one.adapters))
+
+
+def packaged_adapters() -> tuple[str, ...]:
+    """Return the adapter kinds whose package may have the kernels of several specs."""
+    return tuple(dict.fromkeys(kind for one in families() for kind in one.packages))

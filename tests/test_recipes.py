@@ -7,6 +7,7 @@ of that list.
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import math
 import os
@@ -355,6 +356,48 @@ def test_a_wrong_kernel_of_a_new_schedule_is_found(copy: Copy, right: str, wrong
     assert text.count(right) == 1
     kernels.write_text(text.replace(right, wrong))
     assert "Mismatched elements" in copy.interpret(CALL).stderr
+
+
+# --- a schedule for one chip ------------------------
+
+ON_A_CHIP = "Add a schedule for one chip"
+SECOND = SIMPLE.replace("simple", "second").replace("32", "64")
+OWN = {
+    "ampere.py": ("sm_80", "Triton's interpreter"),
+    "hopper.py": ("sm_90a", "the Gluon interpreter"),
+}
+
+
+def verified(copy: Copy, *cases: str) -> subprocess.CompletedProcess[str]:
+    """Verify some cases of a spec in interpreters."""
+    asked = (part for case in cases for part in ("--case", case))
+    command = ("-m", "kgen", "verify", "text0.yaml", "--device", "cpu", "--no-record")
+    return copy.python(*command, "--as-is", *asked)
+
+
+def test_a_second_chip_is_one_folder(copy: Copy) -> None:
+    listed, *rest = copy.follow(ON_A_CHIP)
+    assert listed == "kgen/kernels/attention/schedules/__init__.py"
+    folders = {folder.replace("one_query", "ampere") for folder in FOLDERS}
+    assert {path.rpartition("/")[0] for path in rest} == folders
+    files = copy.render(SECOND)
+    assert {f"second/{name}" for name in ("triton.py", *OWN)} <= set(files)
+    explained = html.unescape(copy.kgen("explain", "text0.yaml", "--format", "html"))
+    for arch, interpreter in OWN.values():
+        assert f"{arch}; small cases in {interpreter}" in explained
+
+    run = verified(copy, "one", "ampere-few", "hopper-one")
+    assert run.returncode == 0, run.stderr + run.stdout
+    for file, (_, interpreter) in OWN.items():
+        assert f"{file}: 2 small cases in {interpreter}" in run.stdout + run.stderr
+
+    kernels = copy.root / "generated/second/ampere.py"
+    assert files["second/ampere.py"].count("m_i + tl.log2(l_i)") == 1
+    kernels.write_text(files["second/ampere.py"].replace("m_i + tl.log2(l_i)", "m_i"))
+    run = verified(copy, "ampere-few", "hopper-one")
+    assert run.returncode == 1
+    wrong = re.findall(r"^wrong: (.*?):", run.stderr, re.MULTILINE)
+    assert {*wrong} == {f"second triton {group} ampere-few" for group in ("forward", "backward")}
 
 
 # --- a target, and a family ------------------------

@@ -150,7 +150,7 @@ def test_emitted_packages_have_no_unused_imports_or_private_names() -> None:
 
 
 ADAPTED = {
-    "causal": ("transformers", "context_parallel", "hub"),
+    "causal": ("transformers", "context_parallel", "hub", "torch", "flash_attn"),
     "gemma2": ("transformers",),
     "document_causal": ("context_parallel",),
     "varlen_alibi": ("context_parallel", "hub"),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4a5154861a5c69f4
-# body: faff2da8e8af3642
+# inputs: 1ab06c59bc8705ee
+# body: c020f3bfa62fbf3e
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -48,10 +48,13 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -152,11 +155,11 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
-    for K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
+    needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
-    # release.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
+    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -166,7 +169,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory, [rows, columns]."""
+    """View K of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
@@ -178,8 +181,8 @@ def _values(kv_ring, i):
 
 @gluon.jit
 def _consumer_load(ring, i, LAYOUT: tl.constexpr):
-    """Load tile i into registers and release it. TMA writes through the async proxy, which barriers do not order after
-    these loads: hence the fence."""
+    """Load tile i into registers and release it. The fence orders the next TMA write after these loads, because
+    barriers do not order the async proxy."""
     tile = _consumer_tile(ring, i).load(LAYOUT)
     fence_async_shared()
     _consumer_release(ring, i)
@@ -233,8 +236,8 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# PTX for 64 elements of acc per thread. Pairs of elements alternate between two rows, so
-# $128 and $130 are the alphas of both rows. A warp whose alphas are all 1 skips the products.
+# PTX for 64 elements of acc per thread. $i is element i, and $(i + 128) its alpha. Elements alternate in pairs
+# between two rows, whose alphas are $128 and $130. A warp whose alphas are all 1 does not multiply.
 _RESCALE = tl.constexpr(
     "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
     "setp.neu.or.f32 p, $130, 0f3F800000, p; "
@@ -247,7 +250,7 @@ _RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["
 
 @gluon.jit
 def _rescaled(acc, alpha):
-    """acc * alpha. Warps whose alphas are all 1 do not multiply."""
+    """Return acc * alpha."""
     return gl.inline_asm_elementwise(_RESCALE, _RESCALED, [acc, alpha], dtype=gl.float32, is_pure=True, pack=64)
 
 
@@ -280,7 +283,7 @@ def _hopper_producer(
     args, problem, GQA: tl.constexpr, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. Load their operands, K and V; V follows K by LAG tiles."""
+    """Publish tiles of queries. For each, load the K and V tiles that it attends to; V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -292,7 +295,7 @@ def _hopper_producer(
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
         h_kv = h // GQA
-        # The last query tiles see the most keys, so they are published first.
+        # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         row = (b * problem.HQ + h) * gl.cdiv(problem.SQ, BLOCK_SIZE) + q_start // BLOCK_SIZE
         n_partial, n_full = gl.load(args.kv_num_blocks_ptr + row), gl.load(args.full_kv_num_blocks_ptr + row)
@@ -319,11 +322,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # forward may start before the counter is zero
-        # Tiles differ in length: who is done first takes the next one.
+            gdc_wait()  # forward kernels start before the counter is zero
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
 
 
 @gluon.jit
@@ -338,12 +341,12 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. PENDING later products may stay in
-    flight."""
+    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. At most PENDING later products
+    stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
+        _consumer_release(kv_ring, i)  # the first slot has only K, because V is one tile behind
     if MASKED:
         kv_div_128 = kv_idx >> 7
         allowed_at = gl.load(
@@ -362,7 +365,7 @@ def _hopper_softmax(
     # seldom rescaled.
     m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
-    # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
+    # In rows without a key so far, the maximum is -inf, and -inf - (-inf) is nan.
     m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = gl.exp2(m_i - m_ref)
     p = gl.exp2(qk * fixed.qk_scale - m_ref[:, None])
@@ -386,10 +389,10 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. ptxas would move the wgmma wait for P @ V above the softmax, but not across
-        # the branch of this wait.
+        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
+        # wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])
@@ -428,7 +431,7 @@ def _hopper_consumer(
         # For few keys, reading the operands takes as long as the product. With q in registers, half as much is read.
         q = _consumer_load(args.q_ring, 2 * i + CONSUMER, gl.DotOperandLayout(0, SCORES, 2))
         _consumer_wait(kv_ring, n_used)
-        # The first tile has nothing to rescale. A mask is correct for any tile.
+        # The first tile has no acc to rescale. Apply the mask, which is correct for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
@@ -448,7 +451,7 @@ def _hopper_consumer(
         _consumer_wait(kv_ring, n_used)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
-        # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+        # Rows without a visible key get zeros, and lse is -inf.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)
@@ -496,7 +499,7 @@ def _forward_hopper_kernel(
             (_hopper_producer, (producer, problem, GQA, 1, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -518,7 +521,7 @@ def _dq_hopper_gradient(
     qk_async, dp_async, lse, delta, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for S and dP of a tile and return dS. PENDING later products may stay in flight."""
+    """Wait for S and dP of a tile and return dS. At most PENDING later products stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
     p = gl.exp2(qk * fixed.qk_scale - lse[:, None])
@@ -535,7 +538,7 @@ def _dq_hopper_gradient(
         ) != 0
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & allowed_at & (fixed.q_idx[:, None] >= kv_idx[None, :])
-        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds
@@ -558,7 +561,7 @@ def _dq_hopper_tiles(
             qk_async, dp_async, lse, delta, kv_start, fixed,
             j < n_last_masked, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         dq = warpgroup_mma_wait(0, deps=[dq_async])
         _consumer_release(kv_ring, n_used - 1)
         n_used += 1
@@ -596,7 +599,7 @@ def _dq_hopper_consumer(
         kv_start = _listed(0, kv_blocks, BLOCK_N)
         q = _consumer_tile(q_ring, 2 * i + CONSUMER)
         do = _consumer_tile(do_ring, 2 * i + CONSUMER)
-        # The first tile has no previous tile whose product it could overlap. A mask is correct for any tile.
+        # The first tile overlaps no product of a previous tile. Apply the mask, which is correct for any tile.
         _consumer_wait(kv_ring, n_used)
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         dp_async = _async_dot_nt(do, _values(kv_ring, n_used), SCORES)
@@ -614,7 +617,7 @@ def _dq_hopper_consumer(
         dq = warpgroup_mma_wait(0, deps=[dq_async])
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
-        # The last read of Q is over: store dq through its slot.
+        # Q is not read again: store dq through its slot.
         _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
@@ -630,7 +633,7 @@ def _dq_hopper_kernel(
     stride_allowed_3, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """dq, BLOCK_M query rows of one (b, h) after the other."""
+    """Compute dq. A program processes tiles of BLOCK_M query rows of one (b, h)."""
     problem = Problem(
         allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, B, HQ, SQ, SK,
         scale,
@@ -653,7 +656,7 @@ def _dq_hopper_kernel(
             (_hopper_producer, (producer, problem, GQA, 0, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -681,7 +684,7 @@ def _dkdv_hopper_producer(
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * HKV:
-        # The first keys are seen by the most queries, so their tiles are published first.
+        # Publish the first tiles first: with a causal mask, the most queries see them.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * HKV, GROUP)
         b, h_kv = head // HKV, head % HKV
         kv_start = tile * BLOCK_N
@@ -691,12 +694,13 @@ def _dkdv_hopper_producer(
             row = (b * problem.HQ + h) * gl.cdiv(problem.SK, BLOCK_SIZE) + kv_start // BLOCK_SIZE
             n_partial, n_full = gl.load(args.q_num_blocks_ptr + row), gl.load(args.full_q_num_blocks_ptr + row)
             n_tiles = gl.maximum(gl.cdiv((n_partial + n_full) * BLOCK_SIZE, BLOCK_M), 0)
-            # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
-            # loop reads them.
+            # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
+            # registers
+            # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
             n_masked = n_tiles - gl.maximum(gl.cdiv(n_full * BLOCK_SIZE, BLOCK_M), 0)
             n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
-            # TMA reads K rows past SK as zeros, but p is 2^(s - lse) there. It can overflow, and inf * 0 is NaN.
-            # Mask every tile if the KV tile is partial.
+            # TMA reads zeros for keys past SK. Their p = 2^(s - lse) can overflow to inf, and inf * 0 is NaN.
+            # So mask every tile of queries if the KV tile is partial.
             n_masked = gl.where(kv_start + BLOCK_N > problem.SK, n_tiles, n_masked)
             _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, row, n_masked, n_tiles))
             i += 1
@@ -705,7 +709,7 @@ def _dkdv_hopper_producer(
                     first = kv_start + half * (BLOCK_N // 2)
                     _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
                     _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
-            gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+            gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             q_blocks = args.q_indices_ptr + row.to(gl.int64) * gl.cdiv(problem.SQ, BLOCK_SIZE)
             for j in range(n_tiles):
@@ -719,14 +723,15 @@ def _dkdv_hopper_producer(
                 async_load(args.delta_desc, [b * problem.HQ + h, q_start], full, q_slots.delta.index(slot))
                 n_fetched += 1
         done += 1
-        # Tiles differ in length: who is done first takes the next one.
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
 
-# dq, dk and dv in one kernel: five products per tile, and two kernels need seven. Each consumer computes dS^T of half
-# of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the columns of
-# dS @ K to a float32 sum in global memory. Without DQ, the kernel computes dk and dv only, and is deterministic.
+# dq, dk and dv in one kernel: five products per tile instead of the seven of two kernels. Each consumer computes dS^T
+# of half of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the
+# columns of dS @ K to a float32 sum in global memory. Without the flag DQ, another kernel computes
+# dq, and all gradients are deterministic.
 
 
 @gluon.jit
@@ -742,7 +747,7 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
     ROWS: tl.constexpr = k_a.shape[0]
     HALF_D: tl.constexpr = k_a.shape[1] // 2
     k_a, k_b = k_a.slice(HALF * HALF_D, HALF_D, 1), k_b.slice(HALF * HALF_D, HALF_D, 1)
-    # Before the first tile the result is garbage, and the callers do not add it.
+    # Before the first queries of a KV tile, the slot holds old data, and the caller ignores the result.
     mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)
     ds = ds_tiles.slots.index(i & 1)
     zero = gl.full([ds.shape[1], HALF_D], 0.0, gl.float32, layout=LAYOUT)
@@ -752,11 +757,12 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
 
 @gluon.jit
 def _add_to_dq(dq_sum_ptr, tile, dq):
-    """Add half of the columns of dq [64, 64] to a tile's sum. The sum has the order of the threads' registers, so that
+    """Add dq [64, 64], one half of the columns of a tile, to the sum of the tile. The sum has the order of the threads'
+    registers, so that
     each atomic adds four adjacent numbers."""
     # Thread t of 128 owns elements 512 * i + 4 * t to 512 * i + 4 * t + 3.
     FLAT: tl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    # Accumulator of wgmma: a row is (warp, 2, lane // 4), a column (8, lane % 4, 2).
+    # Axes of an accumulator of wgmma: a row is (warp, 2, lane // 4), a column (8, lane % 4, 2).
     dq = dq.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([4096])
     dq = gl.convert_layout(dq, FLAT, assert_trivial=True)
     gl.atomic_add(dq_sum_ptr + tile.to(gl.int64) * 8192 + gl.arange(0, 4096, layout=FLAT), dq, sem="relaxed")
@@ -835,7 +841,7 @@ def _backward_hopper_tiles(
                 _add_to_dq(dq_sum_ptr, before, dq)
             # A tile of the last block may be past the end. Its dq is zero, and is added to the last tile in bounds.
             before = head + gl.minimum(q_start, fixed.SQ - 1) // BLOCK_M
-        # As in dq, wait for all wgmma before the back edge.
+        # As in dq, wait for all wgmma in each iteration.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -899,7 +905,7 @@ def _backward_hopper_consumer(
             )
             i += 1
             next_start, b_h, row, n_masked, n_tiles = _next_tile(scheduler, i, 5)
-        # The last read of this half of V is over: store dv through its slot, then dk.
+        # This half of V is not read again. Store dv through its slot, then dk.
         v_slot = kv_at + 2 * CONSUMER + 1
         _store_tile(args.dv_desc, [b, h_kv, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dv)
         if DQ:
@@ -931,7 +937,7 @@ def _backward_hopper_kernel(
         allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, B, HQ, SQ, SK,
         scale,
     )
-    # Halves of K and V: of one tile with DQ, because dS^T needs shared memory, else of two tiles.
+    # Slots for halves of K and V. Without DQ, there is room for two tiles. With DQ, dS^T needs the room of one.
     KV_SLOTS: tl.constexpr = 4 if DQ else 8
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
     q_slots = QuerySlots(
@@ -945,8 +951,8 @@ def _backward_hopper_kernel(
         ds_slots = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED)
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
-        # Do not allocate an unused mbarrier. Triton reuses its shared memory for other data, and the GPU corrupts that
-        # data at a context switch between processes.
+        # Do not allocate an unused mbarrier. Triton would reuse its address for other data. At a context switch between
+        # processes, the GPU changes memory that was initialized as an mbarrier.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
@@ -962,7 +968,7 @@ def _backward_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -973,7 +979,7 @@ def _dq_of_sums_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     HQ, SQ, scale,
 ):
-    """Write dq of 64 query rows of one (b, h): scale times their sum. stride_o* are the strides of dq."""
+    """Write dq of 64 query rows of one (b, h): scale * dq_sum. stride_o* are the strides of dq."""
     n_tiles = tl.cdiv(SQ, 64)
     b_h = tl.program_id(0) // n_tiles
     b, h = b_h // HQ, b_h % HQ
@@ -991,8 +997,8 @@ def _dq_of_sums_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -1007,7 +1013,7 @@ def forward_on_hopper(
     layouts, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks,
     q_indices, scale, out, lse, store_lse,
 ):
-    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
+    """Launch the forward kernel. It writes `out`, and `lse` (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     BLOCK_M, BLOCK_N = 128, 64
@@ -1025,8 +1031,8 @@ def forward_on_hopper(
 
 
 def _gluon_rows(x, n):
-    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows that do not begin at multiples of
-    16 bytes are copied."""
+    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. If rows do not begin at multiples
+    of 16 bytes, copy x with padding."""
     B, HQ, SQ = x.shape
     padded = torch.nn.functional.pad(x, (0, -SQ % 4)) if SQ % 4 else x
     return _HopperDescriptor(padded, (B * HQ, SQ), padded.stride()[1:], [1, n], VECTORS)
@@ -1055,8 +1061,7 @@ def backward_on_hopper(
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
-    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
-    # descriptor fits both.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1a98e3d4312cdf30
-# body: ee109e5d0eacdb52
+# inputs: 30880b1c26b55c01
+# body: be20852f22484c63
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
 
-    out, dout [B, H, S, 128] bf16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
+    out, dout [B, H, S, 128] bf16, dlse [B, H, S] float32, any strides
+    -> delta [B, H, S] float32, contiguous
 
 The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name in this folder.
 Usage:
@@ -21,7 +22,7 @@ import functools
 import os
 from typing import Optional
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("causal_delta: this file cannot run alone. Import its folder")
 
@@ -129,8 +130,8 @@ def causal_delta(out, dout, dlse=None):
 
     out, dout [B, H, S, 128] bf16, any strides: the output of attention and its gradient.
     dlse [B, H, S] float32: the gradient of the natural log-sum-exp, or None for zero.
-    Raises TypeError or ValueError for invalid tensors,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises TypeError or ValueError for invalid tensors. Raises RuntimeError if a gradient is required: there is no
+    backward pass.
     """
     _dense("causal_delta", "out dout dlse", out, dout, dlse)
     out, dout = _cast(torch.bfloat16, out, dout)

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df1cc59ef5652b33
-# body: 8c8dba4ccf39dc70
+# inputs: 8b4a135e4be970be
+# body: 9de1ecb49bac95a9
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
 
-    out, dout [B, H, S, 64] fp16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
+    out, dout [B, H, S, 64] fp16, dlse [B, H, S] float32, any strides
+    -> delta [B, H, S] float32, contiguous
 
 The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name in this folder.
 Usage:
@@ -21,7 +22,7 @@ import functools
 import os
 from typing import Optional
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("full_d64_fp16_delta: this file cannot run alone. Import its folder")
 
@@ -129,8 +130,8 @@ def full_d64_fp16_delta(out, dout, dlse=None):
 
     out, dout [B, H, S, 64] fp16, any strides: the output of attention and its gradient.
     dlse [B, H, S] float32: the gradient of the natural log-sum-exp, or None for zero.
-    Raises TypeError or ValueError for invalid tensors,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises TypeError or ValueError for invalid tensors. Raises RuntimeError if a gradient is required: there is no
+    backward pass.
     """
     _dense("full_d64_fp16_delta", "out dout dlse", out, dout, dlse)
     out, dout = _cast(torch.float16, out, dout)

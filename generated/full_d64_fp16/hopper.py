@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5d68eb602fefe4bc
-# body: c1c4d8d073a21aed
+# inputs: cc545c3c4762c188
+# body: d5eaeb223e3dfeed
 """Attention of every query to every key, heads of 64 in fp16.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -47,10 +47,13 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The the others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The the others, the
+# consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -148,11 +151,11 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
-    for K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
+    needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
-    # release.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
+    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -162,7 +165,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory, [rows, columns]."""
+    """View K of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
@@ -174,8 +177,8 @@ def _values(kv_ring, i):
 
 @gluon.jit
 def _consumer_load(ring, i, LAYOUT: tl.constexpr):
-    """Load tile i into registers and release it. TMA writes through the async proxy, which barriers do not order after
-    these loads: hence the fence."""
+    """Load tile i into registers and release it. The fence orders the next TMA write after these loads, because
+    barriers do not order the async proxy."""
     tile = _consumer_tile(ring, i).load(LAYOUT)
     fence_async_shared()
     _consumer_release(ring, i)
@@ -218,7 +221,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Return the first position of the i-th tile, counted from the last one."""
+    """Return the first position of the i-th tile from the end."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -251,7 +254,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "SK"])
 
 @gluon.jit
 def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Publish tiles of queries. Load their operands, K and V."""
+    """Publish tiles of queries. For each, load the K and V tiles that it attends to."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -263,7 +266,7 @@ def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, 
     while number < n_q_tiles * problem.B * problem.HQ:
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
-        # The last query tiles see the most keys, so they are published first.
+        # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         kv_hi = problem.SK
         kv_full_hi = problem.SK // BLOCK_N * BLOCK_N
@@ -303,7 +306,7 @@ def _own_sums(p, LAYOUT: tl.constexpr):
 def _hopper_logits(
     qk_async, kv_start, fixed, MASKED: tl.constexpr, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Wait for the scores of half a tile and return its logits. PENDING later products may stay in flight."""
+    """Wait for the scores of half a tile and return its logits. At most PENDING later products stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if MASKED:
@@ -319,7 +322,10 @@ def _hopper_tiles(
     n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the tiles of keys [j_lo, j_hi). P @ V of a tile's first half overlaps p_b of its second."""
+    """Online softmax over the tiles of keys [j_lo, j_hi).
+
+    P @ V of a tile's first half overlaps the exponentials of its second half.
+    """
     PART: tl.constexpr = BLOCK_N // 2
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
@@ -331,7 +337,7 @@ def _hopper_tiles(
         most = gl.max(s_a, 1)
         s_b = _hopper_logits(qk_b_async, kv_start + PART, fixed, MASKED, PENDING=0, SCORES=SCORES, BLOCK_N=PART)
         m_new = gl.maximum(m_i, gl.maximum(most, gl.max(s_b, 1)) * fixed.qk_scale)
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
+        # In rows without a key so far, the maximum is -inf, and -inf - (-inf) is nan.
         m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
         alpha = gl.exp2(m_i - m_ref)
         p_a = gl.exp2(s_a * fixed.qk_scale - m_ref[:, None])
@@ -384,7 +390,7 @@ def _hopper_consumer(
             MASKED=False, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
-        # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+        # Rows without a visible key get zeros, and lse is -inf.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)
@@ -422,7 +428,7 @@ def _forward_hopper_kernel(
             (_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the other consumers and the producer.
-        # The first consumer has the rest of 512 registers.
+        # The registers per thread of all warpgroups add up to 512: the first consumer has the rest.
         [4, 4, 4], [160, 160, 32],
     )
 
@@ -459,15 +465,16 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The first keys are seen by the most queries, so their tiles are published first.
+        # Publish the first tiles first: with a causal mask, the most queries see them.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
         q_hi = problem.SQ
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
         n_tiles = gl.maximum(gl.cdiv(q_hi, BLOCK_M), 0)
-        # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
-        # loop reads them.
+        # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
+        # registers
+        # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
         n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
         _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, n_masked, n_tiles))
@@ -476,7 +483,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
@@ -530,7 +537,7 @@ def _dkdv_hopper_tiles(
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the tiles of queries [j_lo, j_hi). Score tiles have keys as rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    # The softmax of the first half overlaps the scores of the second. That softmax overlaps dv and dk of the first.
+    # The first softmax overlaps the second scores, and the second softmax overlaps the first dv and dk.
     PART: tl.constexpr = BLOCK_M // 2
     for j in range(j_lo, j_hi):
         q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
@@ -553,7 +560,7 @@ def _dkdv_hopper_tiles(
             q_start + PART, fixed,
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -596,7 +603,7 @@ def _dkdv_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.con
         )
         i += 1
         next_start, b_h, n_masked, n_tiles = _next_tile(scheduler, i, 4)
-        # The last reads of K and V are over: store dk and dv through their slots.
+        # K and V are not read again: store dk and dv through their slots.
         _store_tile(args.dk_desc, [b, h, kv_start, 0], kv_ring.slots, at_k % 8, dk * problem.scale)
         _store_tile(args.dv_desc, [b, h, kv_start, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
@@ -631,7 +638,7 @@ def _dkdv_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -640,8 +647,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -653,7 +660,7 @@ def _gluon_tiles(x, n_rows):
 
 
 def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
-    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
+    """Launch the forward kernel. It writes `out`, and `lse` (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     BLOCK_M, BLOCK_N = 192, 128
@@ -670,8 +677,8 @@ def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
 
 
 def _gluon_rows(x, n):
-    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows that do not begin at multiples of
-    16 bytes are copied."""
+    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. If rows do not begin at multiples
+    of 16 bytes, copy x with padding."""
     B, HQ, SQ = x.shape
     padded = torch.nn.functional.pad(x, (0, -SQ % 4)) if SQ % 4 else x
     return _HopperDescriptor(padded, (B * HQ, SQ), padded.stride()[1:], [1, n], VECTORS)
@@ -681,8 +688,7 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dk, dv):
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
-    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
-    # descriptor fits both.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dk, dv
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

@@ -2,20 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 53002687ce2135d1
-# body: 7952219a9a9a71ac
+# inputs: f4b87c5dc05fe8c6
+# body: 8d7805f71f6c711e
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
-
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64] -> out [B, HQ, SQ, 64], fp16
 
+Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
 
     from full_d64_fp16 import full_d64_fp16
     out = full_d64_fp16(q, k, v)
-
-Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
@@ -23,7 +21,7 @@ import math
 import warnings
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("full_d64_fp16: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -45,12 +43,14 @@ try:
 except ModuleNotFoundError:
     raise ImportError("full_d64_fp16: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=128, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -87,21 +87,19 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
+    m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
-    wrap = tl.maximum(n_tiles, 1)
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
+            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -117,8 +115,7 @@ def _forward_tiles(
         if MASKED:
             qk = tl.where(mask, qk, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)  # in rows without a key so far, -inf - (-inf) is nan
         alpha = tl.exp2(m_i - m_ref)
         p = tl.exp2(qk * qk_scale - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
@@ -147,8 +144,7 @@ def _forward_kernel(
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
     q_idx = q_start + offs_m
@@ -180,7 +176,7 @@ def _forward_kernel(
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
-    # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+    # Rows without a visible key get zeros, and lse is -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
@@ -197,7 +193,7 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse = d loss / d lse, lse in base 2."""
     if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
     n_tiles = tl.cdiv(SQ, BLOCK_M)
@@ -229,22 +225,18 @@ def _dq_tiles(
     SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
-
-    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
-    """
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from lse."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
-    wrap = tl.maximum(n_tiles, 1)
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
+            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -262,7 +254,9 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -284,8 +278,7 @@ def _dq_kernel(
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
     q_idx = q_start + offs_m
@@ -340,20 +333,18 @@ def _dkdv_tiles(
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
     Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
-    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
-    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
-    wrap = tl.maximum(n_tiles, 1)
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
     for i in tl.range(0, n_tiles):
         if TMA:
             q_start = q_lo + i * BLOCK_M
         else:
-            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
+            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
             q_start = q_lo + (i + turn) % wrap * BLOCK_M
         q_idx = q_start + offs_m
         if MASKED:
@@ -398,10 +389,9 @@ def _dkdv_kernel(
 ):
     """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    kv_start = tile * BLOCK_N
+    kv_start = tile * BLOCK_N  # the first tiles first: with a causal mask, the most queries see them
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
     kv_idx = kv_start + offs_n
@@ -455,7 +445,7 @@ _LIBRARY = _library("kgen_a003f0ee8fc13e9c", "full_d64_fp16")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
+    """Return TMA descriptors of blocks (tensor [B, H, S, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -539,9 +529,11 @@ _delta = None
 
 
 def use_delta(function):
-    """Make the backward pass compute delta with function(out, dout, dlse), such as `full_d64_fp16_delta` of cuda.py.
+    """Compute delta with function(out, dout, x) instead of the kernel, or with the kernel if function is None.
 
-    The function gets dlse * log2(e), or None. It returns contiguous float32 of lse's shape. None restores the kernel.
+    x is log2(e) * dlse, or None without dlse. The function must return rowsum(dout * out) - x: contiguous float32 with
+    the shape of lse, aligned to 16 bytes. `full_d64_fp16_delta` in cuda.py, another file of this folder, is such a
+    function.
     """
     global _delta
     _delta = function
@@ -554,7 +546,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum has strides of 0
     if dout.stride(-1) > 2**25:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
@@ -653,8 +645,8 @@ def full_d64_fp16(q, k, v, *, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for invalid arguments,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
@@ -694,10 +686,11 @@ def full_d64_fp16(q, k, v, *, scale=None, return_lse=False):
 
 
 def full_d64_fp16_kernels(q, k, v):
-    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
+    """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
-    "portable: " and the reason: the kernels for every chip.
+    "portable: REASON": the kernels for every chip, and why they run.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"

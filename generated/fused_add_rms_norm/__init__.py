@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 83e0c908e17d0f75
-# body: 88fdca39fdc9ac50
+# inputs: 83279984a0333996
+# body: a88b56f2fcb473f0
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -66,10 +66,10 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     weight: [D] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns (out [..., D] bfloat16; the sum x + residual [..., D] bfloat16).
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     if _runs_cuda(x.device):
         from .cuda import fused_add_rms_norm as function

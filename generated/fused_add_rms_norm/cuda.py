@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d6eb64a675c88b95
-# body: f6d019b764c71d5e
+# inputs: 4cd6ec62c29de11e
+# body: eb450b3b6843ef78
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("fused_add_rms_norm: this file cannot run alone. Import its folder")
 
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("fused_add_rms_norm: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
@@ -347,8 +347,8 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Returns (out, shaped as x; h, the normed sum, shaped as x).
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("fused_add_rms_norm", "x residual weight", x, residual, weight)
     x, residual, weight = _cast(torch.bfloat16, x, residual, weight)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 99ed10bd9a7f34a9
-# body: c2bdc7e43d3e2d08
+# inputs: e066aec763f92c3a
+# body: 59f4d907ff78198e
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -22,7 +22,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError(
         "fused_add_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -387,10 +387,10 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     weight: [D] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns (out [..., D] bfloat16; the sum x + residual [..., D] bfloat16).
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("fused_add_rms_norm", "x residual weight", x, residual, weight)
     x, residual, weight = _cast(torch.bfloat16, x, residual, weight)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5adf081530ec99ec
-# body: 8f7c349127662e87
+# inputs: b476544b301e90b3
+# body: 8c007c95582dab18
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -32,7 +32,7 @@ import math
 import tempfile
 from array import array
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_delta_output: this file cannot run alone. Import its folder")
 
@@ -233,8 +233,8 @@ def _kernel(
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
 
-    # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
-    # heads. Slot s of this CTA:
+    # An item is a chunk and a head of q and k. This CTA processes the items cta + turn * ctas. Each item has GROUP
+    # slots, one per value head. Slot s of this CTA:
     # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
     # - each pass over the stages flips the parity on which threads wait
     # - warpgroup s % WARPGROUPS computes it; HV_STAGES is a multiple of WARPGROUPS, so each stage of h and v has one
@@ -489,8 +489,8 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
     scale: 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for invalid arguments, or on another device.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("gated_delta_output", "q k v h g", q, k, v, h, g)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9b1444b9fb8573ea
-# body: 2b540bae8b8adc85
+# inputs: 86828cf7fdea5f90
+# body: 904da186c53728d2
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -36,7 +36,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_delta_output_fla: this file cannot run alone. Import its folder")
 
@@ -141,7 +141,7 @@ def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n
 
     `start` is its first token, and `rows` the number of tokens from there to the end of its sequence.
     """
-    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
+    # Clamp offsets and indices, so that invalid ones cause no access outside of the tensors.
     sequence = _within(Int32(chunk_indices[n, 0]), cute.size(cu_seqlens) - 2)
     place = _within(Int32(chunk_indices[n, 1]), tokens // BT)
     start = _within(Int32(cu_seqlens[sequence]), tokens) + place * BT
@@ -295,8 +295,8 @@ def _kernel(
     first = cta * THREADS + cute.arch.thread_idx()[0]
     _clear_after_sequences(o, tokens, cu_seqlens, first, ctas * THREADS, H * GROUP)
 
-    # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
-    # heads. Slot s of this CTA:
+    # An item is a chunk and a head of q and k. This CTA processes the items cta + turn * ctas. Each item has GROUP
+    # slots, one per value head. Slot s of this CTA:
     # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
     # - each pass over the stages flips the parity on which threads wait
     # - warpgroup s % WARPGROUPS computes it; HV_STAGES is a multiple of WARPGROUPS, so each stage of h and v has one
@@ -572,8 +572,8 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for invalid arguments, or on another device.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("gated_delta_output_fla", "q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)

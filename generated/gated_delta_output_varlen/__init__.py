@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0f2fcd28fdc2edea
-# body: c60bcfb5bcb04c60
+# inputs: 67fc1858d943ee62
+# body: b8ef6ad860a0f409
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
-    cute_sm90.py, on compute capability 9.0, with the package cutlass, where no gradient is asked for
+    cute_sm90.py, on compute capability 9.0, with the package cutlass, if no gradient is required
     triton.py
 
 Usage:
@@ -63,10 +63,11 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
-    v: [B, NT * 64, HV, V] bfloat16, any strides, padded to whole chunks; what is in the padding does not matter.
+    q, k: [B, T, H, K] bfloat16; H is 16, HV 32.
+    v: [B, NT * 64, HV, V] bfloat16, padded to whole chunks; what is in the padding does not matter.
     h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
     Rows of o for tokens after the last sequence are zeros.
     chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk. By default, it is computed from
@@ -75,8 +76,8 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     # Inside torch.func, `requires_grad` may be False although a gradient is required.
     transformed = torch._C._are_functorch_transforms_active()

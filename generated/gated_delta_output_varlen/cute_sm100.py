@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a3511d6ccf056db0
-# body: 13ecbc50a0cdae7c
+# inputs: ee6d62a4f62f1c46
+# body: 007c8ddca8b66cbd
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -45,7 +45,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_delta_output_varlen: this file cannot run alone. Import its folder")
 
@@ -193,7 +193,7 @@ def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n
 
     `start` is its first token, and `rows` the number of tokens from there to the end of its sequence.
     """
-    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
+    # Clamp offsets and indices, so that invalid ones cause no access outside of the tensors.
     sequence = _within(Int32(chunk_indices[n, 0]), cute.size(cu_seqlens) - 2)
     place = _within(Int32(chunk_indices[n, 1]), tokens // BT)
     start = _within(Int32(cu_seqlens[sequence]), tokens) + place * BT
@@ -360,8 +360,8 @@ def _kernel(
     first = cta * THREADS + cute.arch.thread_idx()[0]
     _clear_after_sequences(o, tokens, cu_seqlens, first, ctas * THREADS, H * GROUP)
 
-    # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
-    # heads. Slot s of this CTA:
+    # An item is a chunk and a head of q and k. This CTA processes the items cta + turn * ctas. Each item has GROUP
+    # slots, one per value head. Slot s of this CTA:
     # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
     # - each pass over the stages flips the parity on which threads wait
     # - when its q @ k^T is complete, p @ v of the slot before it has read p: products complete in the order of issue,
@@ -484,7 +484,7 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(PANEL // 8)), Float32), qh_sums[None, None, 0, 0]
         )
-        # Threads own the elements of a panel [BT, PANEL] as the masking warps own those of s.
+        # Threads own elements of a panel [BT, PANEL] in the layout in which the masking warps own elements of s.
         qh_src, pv_src = load.get_slice(thread).partition_S(qh_sums), load.get_slice(thread).partition_S(pv_sums)
         place = load.get_slice(thread).partition_D(cute.make_identity_tensor((BT, PANEL)))
         before = cute.make_rmem_tensor(place.shape, Float32)
@@ -679,8 +679,8 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for invalid arguments, or on another device.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("gated_delta_output_varlen", "q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)

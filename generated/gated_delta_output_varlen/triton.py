@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9f358443b06b5140
-# body: 282d36e604ee6531
+# inputs: 9b830f90bdc500e9
+# body: ea0ebd9313c11454
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -24,7 +24,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError(
         "gated_delta_output_varlen: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -70,7 +70,10 @@ _DQDK_TILES = [
 
 @triton.jit(do_not_specialize=["NT"])
 def _chunk_indices_kernel(cu_seqlens_ptr, chunk_indices_ptr, NT, BLOCK: tl.constexpr):
-    """Store (sequence, chunk inside it) for the chunks of one sequence. The last one owns the chunks after it, too."""
+    """Store (sequence, chunk inside it) for the chunks of one sequence.
+
+    The last sequence also owns the chunks after it.
+    """
     seq = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     before = tl.zeros([BLOCK], tl.int32)
@@ -109,7 +112,7 @@ def _forward_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
+    # Clamp offsets and indices, so that invalid ones cause no access outside of the tensors.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -170,7 +173,7 @@ def _dvdh_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
+    # Clamp offsets and indices, so that invalid ones cause no access outside of the tensors.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -228,7 +231,7 @@ def _dqdk_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
+    # Clamp offsets and indices, so that invalid ones cause no access outside of the tensors.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -414,10 +417,11 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
-    v: [B, NT * 64, HV, V] bfloat16, any strides, padded to whole chunks; what is in the padding does not matter.
+    q, k: [B, T, H, K] bfloat16; H is 16, HV 32.
+    v: [B, NT * 64, HV, V] bfloat16, padded to whole chunks; what is in the padding does not matter.
     h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
     Rows of o for tokens after the last sequence are zeros.
     chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk. By default, it is computed from
@@ -426,8 +430,8 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("gated_delta_output_varlen", "q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)

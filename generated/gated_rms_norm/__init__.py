@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ad74d43baaebfb30
-# body: b1c35fff659f709c
+# inputs: cb420f784c669289
+# body: 4cf4bc592594b42b
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -66,10 +66,10 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     z: [..., D] bfloat16, a buffer of the expressions.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns out [..., D] bfloat16.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     if _runs_cuda(x.device):
         from .cuda import gated_rms_norm as function

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3b7640a02ceefbbd
-# body: 7e54c36f94abed09
+# inputs: 4d55e3e1014aa195
+# body: b8a3d08ed0e2e7d3
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder")
 
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("gated_rms_norm: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
@@ -345,8 +345,8 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("gated_rms_norm", "x weight z", x, weight, z)
     x, weight, z = _cast(torch.bfloat16, x, weight, z)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2b69164e7bb5b985
-# body: c90dc115809355b0
+# inputs: 1174bacb50f62404
+# body: 50d4b5bd3090efab
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -386,10 +386,10 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     z: [..., D] bfloat16, a buffer of the expressions.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns out [..., D] bfloat16.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("gated_rms_norm", "x weight z", x, weight, z)
     x, weight, z = _cast(torch.bfloat16, x, weight, z)

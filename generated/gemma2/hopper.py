@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6615a9507919c4cb
-# body: 96325cec9121ad9a
+# inputs: 2f78fc583803b3a8
+# body: 0b07996a3742b8b8
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -47,10 +47,13 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -148,11 +151,11 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
-    for K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
+    needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
-    # release.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
+    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -162,7 +165,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory, [rows, columns]."""
+    """View K of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
@@ -218,7 +221,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Return the first position of the i-th tile, counted from the last one."""
+    """Return the first position of the i-th tile from the end."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -297,7 +300,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["q_idx", "core_scale", "q
 def _hopper_producer(
     args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. Load their operands, K and V."""
+    """Publish tiles of queries. For each, load the K and V tiles that it attends to."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -310,7 +313,7 @@ def _hopper_producer(
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
         h_kv = h // GQA
-        # The last query tiles see the most keys, so they are published first.
+        # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         q_last = gl.minimum(q_start + BLOCK_M, problem.SQ) - 1
         kv_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
@@ -339,8 +342,8 @@ def _hopper_producer(
                 async_load(args.v_desc, [b, h_kv, v_start, 0], full, v_slot)
             n_fetched += 1
         i += 1
-        gdc_wait()  # the counter may not be zero before this
-        # Tiles differ in length: who is done first takes the next one.
+        gdc_wait()  # the counter is zero only after this
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
@@ -357,11 +360,14 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for the scores of a tile and return P, m_i and the next l_i. PENDING later products may stay in flight."""
+    """Wait for the scores of a tile and return P, m_i and the next l_i.
+
+    At most PENDING later products stay in flight.
+    """
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
+        _consumer_release(kv_ring, i)  # the first slot has only K, because V is one tile behind
     s = _tanh_gluon(fixed.core_scale * qk)
     if MASKED:
         kv_live = kv_idx < fixed.SK
@@ -370,8 +376,8 @@ def _hopper_softmax(
             & (fixed.q_idx[:, None] - kv_idx[None, :] < WINDOW)
         )
         s = gl.where(mask, s, float("-inf"))
-    # Scores are bounded: the maximum of a row's first tile (PENDING == 0) keeps all powers of two in range. For a small
-    # maximum, m_i is larger by a whole number, so that the power of the maximum is exact.
+    # Scores are bounded, so m_i is set once, from a row's maximum in the first tile (PENDING == 0). No power of two
+    # overflows. For a small maximum, m_i is larger by a whole number, so that 2^(maximum - m_i) is exact.
     if PENDING == 0:
         top = gl.maximum(gl.max(s, 1) * fixed.qk_scale, -128.0)
         m_i = gl.maximum(top, 9 + (top - gl.floor(top)))
@@ -395,10 +401,10 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             (j < n_last_masked) | (j >= n_tiles - n_first_masked), PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. ptxas would move the wgmma wait for P @ V above the softmax, but not across
-        # the branch of this wait.
+        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
+        # wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         n_used += 1
@@ -428,8 +434,8 @@ def _hopper_consumer(
         acc = gl.full([OWN_M, 256], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
-        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
-        # one that needs a mask.
+        # The published tiles are for both halves of the rows. Find the tiles that this half needs, and those that it
+        # masks.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
         own_hi = gl.minimum(q_last + 1, problem.SK)
@@ -443,7 +449,7 @@ def _hopper_consumer(
         kv_start = _last_first(n_past, kv_lo, n_tiles, BLOCK_N)
         q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
-        # The first tile has nothing to rescale. A mask is correct for any tile.
+        # The first tile has no acc to rescale. Apply the mask, which is correct for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i = _hopper_softmax(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
@@ -459,7 +465,7 @@ def _hopper_consumer(
         _consumer_wait(kv_ring, n_used)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
-        # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+        # Rows without a visible key get zeros, and lse is -inf.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_i)
@@ -504,7 +510,7 @@ def _forward_hopper_kernel(
             (_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -523,7 +529,7 @@ def _dq_hopper_gradient(
     qk_async, dp_async, lse, delta, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for S and dP of a tile and return dS. PENDING later products may stay in flight."""
+    """Wait for S and dP of a tile and return dS. At most PENDING later products stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
     core = _tanh_gluon(fixed.core_scale * qk)
@@ -535,7 +541,7 @@ def _dq_hopper_gradient(
             kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
             & (fixed.q_idx[:, None] - kv_idx[None, :] < WINDOW)
         )
-        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     factor = p * (1 - core * core)
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = factor * (dp - delta[:, None])
@@ -551,8 +557,8 @@ def _dq_hopper_tiles(
     """Add dS @ K to dq for the tiles of keys [j_lo, j_hi). V has one slot, which is released when dP is complete."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, kv_lo, n_tiles, BLOCK_N)
-        # n_used >> 31 is always 0, but the compiler cannot know it. Without it, it hoists the addresses of q and do out
-        # of the loop and spills them.
+        # n_used >> 31 is always 0, but the compiler cannot know it. Without this line, it hoists the addresses of q
+        # and do out of the loop and spills them.
         at = half + (n_used >> 31)
         q, do = _slot(q_ring.slots, at), _slot(do_ring.slots, at)
         k = _consumer_tile(k_ring, n_used)
@@ -594,8 +600,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(q_idx, core_scale, qk_scale, problem.SK)
         dq = gl.full([OWN_M, 256], 0.0, gl.float32, layout=OUT)
-        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
-        # one that needs a mask.
+        # The published tiles are for both halves of the rows. Find the tiles that this half needs, and those that it
+        # masks.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
         own_hi = gl.minimum(q_last + 1, problem.SK)
@@ -619,7 +625,7 @@ def _dq_hopper_consumer(
             _consumer_skip(k_ring, n_used, 1)
             n_used = _consumer_skip(v_ring, n_used, 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
-        # The last read of Q is over: store dq through its slot.
+        # Q is not read again: store dq through its slot.
         _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
@@ -646,7 +652,7 @@ def _dq_hopper_producer(
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
         h_kv = h // GQA
-        # The last query tiles see the most keys, so they are published first.
+        # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         q_last = gl.minimum(q_start + BLOCK_M, problem.SQ) - 1
         kv_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
@@ -670,10 +676,10 @@ def _dq_hopper_producer(
             _producer_load(args.v_ring, n_fetched, args.v_desc, [b, h_kv, kv_start, 0])
             n_fetched += 1
         i += 1
-        # Tiles differ in length: who is done first takes the next one.
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first
+    gdc_wait()  # dq overlaps the end of the dk and dv kernel, but must not end before it
 
 
 @gluon.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
@@ -682,7 +688,7 @@ def _dq_hopper_kernel(
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """dq, BLOCK_M query rows of one (b, h) after the other."""
+    """Compute dq. A program processes tiles of BLOCK_M query rows of one (b, h)."""
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     do_ring = _ring(_slots(do_desc, 2), 2, 1, 1)
@@ -698,7 +704,7 @@ def _dq_hopper_kernel(
             (_dq_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -736,7 +742,7 @@ def _dkdv_hopper_producer(
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * HKV:
-        # The first keys are seen by the most queries, so their tiles are published first.
+        # Publish the first tiles first: with a causal mask, the most queries see them.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * HKV, GROUP)
         b, h_kv = head // HKV, head % HKV
         kv_start = tile * BLOCK_N
@@ -750,8 +756,9 @@ def _dkdv_hopper_producer(
             q_full_hi = gl.minimum(kv_start + WINDOW, problem.SQ) // BLOCK_M * BLOCK_M
             n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
             n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-            # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
-            # loop reads them.
+            # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
+            # registers
+            # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
             n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
             n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
             _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
@@ -759,7 +766,7 @@ def _dkdv_hopper_producer(
             if g == 0:
                 _producer_load(kv_ring, 2 * done, args.k_desc, [b, h_kv, kv_start, 0])
                 _producer_load(kv_ring, 2 * done + 1, args.v_desc, [b, h_kv, kv_start, 0])
-            gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+            gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             for j in range(n_tiles):
                 q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -772,7 +779,7 @@ def _dkdv_hopper_producer(
                 async_load(args.delta_desc, [b * problem.HQ + h, q_start], full, q_slots.delta.index(slot))
                 n_fetched += 1
         done += 1
-        # Tiles differ in length: who is done first takes the next one.
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
@@ -821,7 +828,7 @@ def _dv_hopper_tiles(
             p = gl.where(mask, p, 0.0)
         factor = p * (1 - core * core)
         dv_async = _async_dot(dv, p, do, OUT)
-        # The slot is empty: the dk consumer releases the slot of the queries after it has read this one.
+        # The slot is empty, because the dk consumer releases the queries after it has read the factor.
         factors.slots.index(slot).store(factor)
         mbarrier.arrive(factors.full.index(slot), count=1)
         dv = warpgroup_mma_wait(0, deps=[dv_async])
@@ -865,7 +872,7 @@ def _dv_hopper_consumer(args, problem, GQA: tl.constexpr, BLOCK_M: tl.constexpr,
             )
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles = _next_tile(scheduler, i, 6)
-        # The last read of K is over: store dv through its slot.
+        # K is not read again: store dv through its slot.
         _store_tile(args.dv_desc, [b, h_kv, kv_start, 0], kv_ring.slots, 0, dv)
         tma.store_wait(0)
         _consumer_release(kv_ring, 2 * done)
@@ -907,7 +914,7 @@ def _dk_hopper_consumer(args, problem, GQA: tl.constexpr, BLOCK_M: tl.constexpr,
                 n_used += 1
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles = _next_tile(scheduler, i, 6)
-        # The last read of V is over: store dk through its slot.
+        # V is not read again: store dk through its slot.
         _store_tile(args.dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, 1, dk * problem.scale)
         tma.store_wait(0)
         _consumer_release(kv_ring, 2 * done + 1)
@@ -947,7 +954,7 @@ def _dkdv_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -956,8 +963,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -969,7 +976,7 @@ def _gluon_tiles(x, n_rows, n_columns=256):
 
 
 def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
-    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
+    """Launch the forward kernel. It writes `out`, and `lse` (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     BLOCK_M, BLOCK_N = 128, 64
@@ -986,8 +993,8 @@ def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
 
 
 def _gluon_rows(x, n):
-    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows that do not begin at multiples of
-    16 bytes are copied."""
+    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. If rows do not begin at multiples
+    of 16 bytes, copy x with padding."""
     B, HQ, SQ = x.shape
     padded = torch.nn.functional.pad(x, (0, -SQ % 4)) if SQ % 4 else x
     return _HopperDescriptor(padded, (B * HQ, SQ), padded.stride()[1:], [1, n], VECTORS)
@@ -997,8 +1004,7 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq, 
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
-    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
-    # descriptor fits both.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

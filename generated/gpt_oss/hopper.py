@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7c13f69d107b9a29
-# body: f52bcef3f339230e
+# inputs: cef08b61055d9c97
+# body: 2a11e329e582af3b
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -42,10 +42,13 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -233,7 +236,7 @@ def _dkdv_hopper_producer(
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * HKV:
-        # The first keys are seen by the most queries, so their tiles are published first.
+        # Publish the first tiles first: with a causal mask, the most queries see them.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * HKV, GROUP)
         b, h_kv = head // HKV, head % HKV
         kv_start = tile * BLOCK_N
@@ -247,8 +250,9 @@ def _dkdv_hopper_producer(
             q_full_hi = gl.minimum(kv_start + WINDOW, problem.SQ) // BLOCK_M * BLOCK_M
             n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
             n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-            # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
-            # loop reads them.
+            # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
+            # registers
+            # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
             n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
             n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
             _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
@@ -258,7 +262,7 @@ def _dkdv_hopper_producer(
                     first = kv_start + half * (BLOCK_N // 2)
                     _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
                     _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
-            gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+            gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             for j in range(n_tiles):
                 q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -271,7 +275,7 @@ def _dkdv_hopper_producer(
                 async_load(args.delta_desc, [b * problem.HQ + h, q_start], full, q_slots.delta.index(slot))
                 n_fetched += 1
         done += 1
-        # Tiles differ in length: who is done first takes the next one.
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
@@ -316,7 +320,7 @@ def _dkdv_hopper_tiles(
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the tiles of queries [j_lo, j_hi). Score tiles have keys as rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    # The softmax of the first half overlaps the scores of the second. That softmax overlaps dv and dk of the first.
+    # The first softmax overlaps the second scores, and the second softmax overlaps the first dv and dk.
     PART: tl.constexpr = BLOCK_M // 2
     for j in range(j_lo, j_hi):
         q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -339,7 +343,7 @@ def _dkdv_hopper_tiles(
             q_start + PART, fixed,
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -378,7 +382,7 @@ def _dkdv_hopper_consumer(
         for g in range(GQA):
             h = h_kv * GQA + g
             fixed = DkdvFixed(kv_idx, qk_scale, problem.SQ)
-            # Only the other half needs tiles before the first or past the last query that sees this half.
+            # The published tiles are for both halves of the keys. Find the tiles that this half needs.
             kv_last = gl.minimum(kv_start + OWN_N, problem.SK) - 1
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, problem.SQ)
@@ -398,7 +402,7 @@ def _dkdv_hopper_consumer(
             )
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles = _next_tile(scheduler, i, 6)
-        # The last reads of K and V are over: store dk and dv through their slots.
+        # K and V are not read again: store dk and dv through their slots.
         _store_tile(args.dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, at_k % 8, dk * problem.scale)
         _store_tile(args.dv_desc, [b, h_kv, kv_start, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
@@ -435,7 +439,7 @@ def _dkdv_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -444,8 +448,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -457,8 +461,8 @@ def _gluon_tiles(x, n_rows):
 
 
 def _gluon_rows(x, n):
-    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows that do not begin at multiples of
-    16 bytes are copied."""
+    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. If rows do not begin at multiples
+    of 16 bytes, copy x with padding."""
     B, HQ, SQ = x.shape
     padded = torch.nn.functional.pad(x, (0, -SQ % 4)) if SQ % 4 else x
     return _HopperDescriptor(padded, (B * HQ, SQ), padded.stride()[1:], [1, n], VECTORS)
@@ -468,8 +472,7 @@ def backward_on_hopper(layouts, q, k, v, sinks, scale, dout, lse, delta, counter
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
-    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
-    # descriptor fits both.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dk, dv
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

@@ -2,22 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d4d878ab15a8efd5
-# body: 7cc43fbeb9a990d9
+# inputs: 9cd1948e307feab2
+# body: fc9dc2d7860c1a71
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 128
     softmax: exp(sinks[h]) is one more term of each row's sum, without a value
-
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64] -> out [B, HQ, SQ, 64], bf16
 
+Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
 
     from gpt_oss import gpt_oss
     out = gpt_oss(q, k, v, sinks=sinks)
-
-Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
@@ -25,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("gpt_oss: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -47,13 +45,15 @@ try:
 except ModuleNotFoundError:
     raise ImportError("gpt_oss: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(128)
 
-# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
@@ -91,8 +91,8 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
+    m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
+    If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -116,8 +116,7 @@ def _forward_tiles(
         if MASKED:
             qk = tl.where(mask, qk, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)  # in rows without a key so far, -inf - (-inf) is nan
         alpha = tl.exp2(m_i - m_ref)
         p = tl.exp2(qk * qk_scale - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
@@ -147,8 +146,7 @@ def _forward_kernel(
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
@@ -188,7 +186,7 @@ def _forward_kernel(
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
-    # A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf.
+    # If the sink is -inf, rows without a visible key get zeros, and lse is -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
@@ -205,7 +203,7 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse = d loss / d lse, lse in base 2."""
     if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
@@ -231,7 +229,7 @@ def _delta_kernel(
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
-    # A sink has no value: its dP is 0, and its dS is -P * delta. Each program stores one partial sum.
+    # A sink has no row of V, so its dP is 0, and its dS is -P * delta. Each program stores one partial sum.
     sink = tl.load(sinks_ptr + h * stride_sinks).to(tl.float32) * LOG2E
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_idx < SQ, other=float("inf"))
     p = tl.where(lse == float("-inf"), 0.0, tl.exp2(sink - lse))
@@ -245,9 +243,9 @@ def _dq_tiles(
     qk_scale, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
-    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
+    P is recomputed from lse. If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -273,7 +271,9 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -296,8 +296,7 @@ def _dq_kernel(
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
@@ -355,8 +354,8 @@ def _dkdv_tiles(
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
-    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. If MASKED, skip [gap_lo, gap_lo + gap): another call visits
+    these tiles, without a mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
@@ -410,10 +409,9 @@ def _dkdv_kernel(
     """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     HKV = HQ // GQA
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HKV, GROUP)
     b, h_kv = b_h // HKV, b_h % HKV
-    kv_start = tile * BLOCK_N
+    kv_start = tile * BLOCK_N  # the first tiles first: with a causal mask, the most queries see them
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -473,7 +471,7 @@ _LIBRARY = _library("kgen_b7035233c32a4843", "gpt_oss")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
+    """Return TMA descriptors of blocks (tensor [B, H, S, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -511,8 +509,7 @@ def _on_hopper(*tensors):
 
 def _forward(q, k, v, sinks, scale, store_lse):
     """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
-    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
+    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:  # Triton's interpreter cannot multiply bfloat16
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, sinks, scale, store_lse)
         return out.bfloat16(), lse
@@ -568,7 +565,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, sinks, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum has strides of 0
     if dout.stride(-1) > 2**25:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
@@ -657,13 +654,13 @@ def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
     """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], bf16, any strides; HQ is 8 times HKV.
-    sinks: [HQ] float32, bfloat16 or float16, logits that join the softmax without a value.
+    sinks: [HQ] float32, bfloat16 or float16, logits in the softmax that have no row of v.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
     Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and its sink.
-    Raises ValueError or TypeError for invalid arguments,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
@@ -710,10 +707,11 @@ def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
 
 
 def gpt_oss_kernels(q, k, v):
-    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
+    """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
-    "portable: " and the reason: the kernels for every chip.
+    "portable: REASON": the kernels for every chip, and why they run.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"

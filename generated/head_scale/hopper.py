@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 91c3fea721b1650d
-# body: 2f890fea18e5a904
+# inputs: 73d31c369cf1c8c9
+# body: 3cad0d400c8139b1
 """Attention with a learned temperature for each head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -47,10 +47,13 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -148,11 +151,11 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
-    for K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
+    needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
-    # release.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
+    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -162,7 +165,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory, [rows, columns]."""
+    """View K of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
@@ -208,7 +211,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Return the first position of the i-th tile, counted from the last one."""
+    """Return the first position of the i-th tile from the end."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -219,8 +222,8 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# PTX for 64 elements of acc per thread. Pairs of elements alternate between two rows, so
-# $128 and $130 are the alphas of both rows. A warp whose alphas are all 1 skips the products.
+# PTX for 64 elements of acc per thread. $i is element i, and $(i + 128) its alpha. Elements alternate in pairs
+# between two rows, whose alphas are $128 and $130. A warp whose alphas are all 1 does not multiply.
 _RESCALE = tl.constexpr(
     "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
     "setp.neu.or.f32 p, $130, 0f3F800000, p; "
@@ -233,7 +236,7 @@ _RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["
 
 @gluon.jit
 def _rescaled(acc, alpha):
-    """acc * alpha. Warps whose alphas are all 1 do not multiply."""
+    """Return acc * alpha."""
     return gl.inline_asm_elementwise(_RESCALE, _RESCALED, [acc, alpha], dtype=gl.float32, is_pure=True, pack=64)
 
 
@@ -261,7 +264,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale_h", "SK"])
 def _hopper_producer(
     args, problem, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. Load their operands, K and V; V follows K by LAG tiles."""
+    """Publish tiles of queries. For each, load the K and V tiles that it attends to; V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -272,7 +275,7 @@ def _hopper_producer(
     while number < n_q_tiles * problem.B * problem.HQ:
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
-        # The last query tiles see the most keys, so they are published first.
+        # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         kv_hi = problem.SK
         kv_full_hi = problem.SK // BLOCK_N * BLOCK_N
@@ -299,7 +302,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
 
 
 @gluon.jit
@@ -314,12 +317,12 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. PENDING later products may stay in
-    flight."""
+    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. At most PENDING later products
+    stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
+        _consumer_release(kv_ring, i)  # the first slot has only K, because V is one tile behind
     s = qk * fixed.qk_scale_h
     if MASKED:
         kv_live = kv_idx < fixed.SK
@@ -329,7 +332,7 @@ def _hopper_softmax(
     # seldom rescaled.
     m_top = gl.maximum(m_i, gl.max(s, 1))
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
-    # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
+    # In rows without a key so far, the maximum is -inf, and -inf - (-inf) is nan.
     m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = gl.exp2(m_i - m_ref)
     p = gl.exp2(s - m_ref[:, None])
@@ -353,10 +356,10 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. ptxas would move the wgmma wait for P @ V above the softmax, but not across
-        # the branch of this wait.
+        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
+        # wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])
@@ -390,7 +393,7 @@ def _hopper_consumer(
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
-        # The first tile has nothing to rescale. A mask is correct for any tile.
+        # The first tile has no acc to rescale. Apply the mask, which is correct for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
@@ -411,7 +414,7 @@ def _hopper_consumer(
         _consumer_wait(kv_ring, n_used)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
-        # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+        # Rows without a visible key get zeros, and lse is -inf.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)
@@ -451,7 +454,7 @@ def _forward_hopper_kernel(
             (_hopper_producer, (producer, problem, 1, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -470,7 +473,7 @@ def _dq_hopper_gradient(
     qk_async, dp_async, lse, delta, kv_start, d_temperature, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for S and dP of a tile and return dS. PENDING later products may stay in flight."""
+    """Wait for S and dP of a tile and return dS. At most PENDING later products stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
     s = qk * fixed.qk_scale_h
@@ -478,7 +481,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :]
-        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     d_temperature += gl.sum(ds * qk, 1)
@@ -502,7 +505,7 @@ def _dq_hopper_tiles(
             qk_async, dp_async, lse, delta, kv_start, d_temperature, fixed,
             j < n_last_masked, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         dq = warpgroup_mma_wait(0, deps=[dq_async])
         _consumer_release(kv_ring, n_used - 1)
         n_used += 1
@@ -535,7 +538,7 @@ def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.const
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(q_ring, 2 * i + CONSUMER)
         do = _consumer_tile(do_ring, 2 * i + CONSUMER)
-        # The first tile has no previous tile whose product it could overlap. A mask is correct for any tile.
+        # The first tile overlaps no product of a previous tile. Apply the mask, which is correct for any tile.
         _consumer_wait(kv_ring, n_used)
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         dp_async = _async_dot_nt(do, _values(kv_ring, n_used), SCORES)
@@ -558,7 +561,7 @@ def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.const
             d_temperature * problem.scale,
             mask=q_live,
         )
-        # The last read of Q is over: store dq through its slot.
+        # Q is not read again: store dq through its slot.
         _store_tile(
             args.dq_desc,
             [b, h, q_start, 0],
@@ -578,7 +581,7 @@ def _dq_hopper_kernel(
     temperature_ptr, stride_temperature_0, B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """dq, BLOCK_M query rows of one (b, h) after the other, and the gradient of temperature."""
+    """Compute dq and the gradient of temperature. A program processes tiles of BLOCK_M query rows of one (b, h)."""
     problem = Problem(temperature_ptr, stride_temperature_0, B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     do_ring = _ring(_slots(do_desc, 2), 2, 1, 1)
@@ -595,7 +598,7 @@ def _dq_hopper_kernel(
             (_hopper_producer, (producer, problem, 0, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -629,15 +632,16 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The first keys are seen by the most queries, so their tiles are published first.
+        # Publish the first tiles first: with a causal mask, the most queries see them.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
         q_hi = problem.SQ
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
         n_tiles = gl.maximum(gl.cdiv(q_hi, BLOCK_M), 0)
-        # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
-        # loop reads them.
+        # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
+        # registers
+        # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
         n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
         _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, n_masked, n_tiles))
@@ -646,7 +650,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
@@ -698,7 +702,7 @@ def _dkdv_hopper_tiles(
         dp = warpgroup_mma_wait(1, deps=[dp_async])
         ds = p * (dp - delta[None, :])
         dk_async = _async_dot(dk, ds, q, OUT)
-        # As in dq, wait for all wgmma before the back edge.
+        # As in dq, wait for all wgmma in each iteration.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -739,7 +743,7 @@ def _dkdv_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.con
         )
         i += 1
         next_start, b_h, n_masked, n_tiles = _next_tile(scheduler, i, 4)
-        # The last reads of K and V are over: store dk and dv through their slots.
+        # K and V are not read again: store dk and dv through their slots.
         _store_tile(
             args.dk_desc,
             [b, h, kv_start, 0],
@@ -780,7 +784,7 @@ def _dkdv_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -789,8 +793,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -802,7 +806,7 @@ def _gluon_tiles(x, n_rows):
 
 
 def forward_on_hopper(layouts, q, k, v, temperature, scale, out, lse, store_lse):
-    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
+    """Launch the forward kernel. It writes `out`, and `lse` (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     BLOCK_M, BLOCK_N = 128, 128
@@ -819,8 +823,8 @@ def forward_on_hopper(layouts, q, k, v, temperature, scale, out, lse, store_lse)
 
 
 def _gluon_rows(x, n):
-    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows that do not begin at multiples of
-    16 bytes are copied."""
+    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. If rows do not begin at multiples
+    of 16 bytes, copy x with padding."""
     B, HQ, SQ = x.shape
     padded = torch.nn.functional.pad(x, (0, -SQ % 4)) if SQ % 4 else x
     return _HopperDescriptor(padded, (B * HQ, SQ), padded.stride()[1:], [1, n], VECTORS)
@@ -830,8 +834,7 @@ def backward_on_hopper(layouts, q, k, v, temperature, scale, dout, lse, delta, d
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
-    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
-    # descriptor fits both.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 58157e64959fc216
-# body: 00ea0a66ae629010
+# inputs: 8e1ae07ebf51bdc5
+# body: a3d6555462ced609
 """Layer norm over the last dimension, with weight and bias.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -66,10 +66,10 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     bias: [D] bfloat16, added to the normed rows.
     eps: added to the variance; 1e-05 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns out [..., D] bfloat16.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     if _runs_cuda(x.device):
         from .cuda import layer_norm as function

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 78c1d245ba449eb3
-# body: b7aba16c8371260e
+# inputs: 47c1e19e44aa6a58
+# body: 39e8977bf6093d34
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder")
 
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("layer_norm_wide: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
@@ -312,8 +312,8 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     eps: added to the variance; 1e-05 by default.
 
     Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("layer_norm_wide", "x weight bias", x, weight, bias)
     x, weight, bias = _cast(torch.bfloat16, x, weight, bias)

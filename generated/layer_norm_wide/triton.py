@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 999c8f221b4d2e87
-# body: 0cd02a04b3f98878
+# inputs: 787826c485ec37da
+# body: 6ac46aa1ceda2d47
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -353,10 +353,10 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     bias: [D] bfloat16, added to the normed rows.
     eps: added to the variance; 1e-05 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns out [..., D] bfloat16.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("layer_norm_wide", "x weight bias", x, weight, bias)
     x, weight, bias = _cast(torch.bfloat16, x, weight, bias)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 684d843f66bee12d
-# body: 806fd63fd45a7986
+# inputs: 4ae90f30e1f96ed5
+# body: db5d05637ace2030
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -36,7 +36,7 @@ import functools
 import tempfile
 from array import array
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 
@@ -276,8 +276,8 @@ def _kernel(
         Float32, alignment=16, ptr_to_buffer_holding_addr=shared.tensor_memory.ptr
     )
 
-    # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
-    # heads. Slot s of this CTA:
+    # An item is a chunk and a head of q and k. This CTA processes the items cta + turn * ctas. Each item has GROUP
+    # slots, one per value head. Slot s of this CTA:
     # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
     # - each pass over the stages flips the parity on which threads wait
     # - when its q @ k^T is complete, p @ v of the slot before it has read p: products complete in the order of issue,
@@ -389,7 +389,7 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(PANEL // 8)), Float32), qh_sums[None, None, 0, 0]
         )
-        # Threads own the elements of a panel [BT, PANEL] as the masking warps own those of s.
+        # Threads own elements of a panel [BT, PANEL] in the layout in which the masking warps own elements of s.
         qh_src, pv_src = load.get_slice(thread).partition_S(qh_sums), load.get_slice(thread).partition_S(pv_sums)
         place = load.get_slice(thread).partition_D(cute.make_identity_tensor((BT, PANEL)))
         before = cute.make_rmem_tensor(place.shape, Float32)
@@ -555,8 +555,8 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for invalid arguments, or on another device.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("linear_attention_output", "q k v h", q, k, v, h)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 65608eba168bc149
-# body: 3c39d764ff59a204
+# inputs: 775461d21a4aef63
+# body: c5beb6ecb7a63e37
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -29,7 +29,7 @@ import functools
 import tempfile
 from array import array
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 
@@ -213,8 +213,8 @@ def _kernel(
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
 
-    # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
-    # heads. Slot s of this CTA:
+    # An item is a chunk and a head of q and k. This CTA processes the items cta + turn * ctas. Each item has GROUP
+    # slots, one per value head. Slot s of this CTA:
     # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
     # - each pass over the stages flips the parity on which threads wait
     # - warpgroup s % WARPGROUPS computes it; HV_STAGES is a multiple of WARPGROUPS, so each stage of h and v has one
@@ -452,8 +452,8 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Returns o [B, T, HV, 128]. Raises ValueError or TypeError for invalid arguments, or on another device.
+    Raises RuntimeError if a gradient is required: there is no backward pass.
     """
     _dense("linear_attention_output", "q k v h", q, k, v, h)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: afb1b9719769d602
-# body: 9ad4f8a0385d9a4e
+# inputs: 5a0ecae2739963b1
+# body: f690aed0c58fc479
 """RMS norm of queries or keys, with a weight for each head.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -65,10 +65,10 @@ def qk_norm(x, weight, *, eps=1e-06):
     weight: [H, D] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns out [..., H, D] bfloat16.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     if _runs_cuda(x.device):
         from .cuda import qk_norm as function

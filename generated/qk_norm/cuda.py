@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 058bbb44f454d4bc
-# body: 4891a5f043e7cd4a
+# inputs: 81f2929dec473471
+# body: 6072aac569729653
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -25,7 +25,7 @@ import functools
 import math
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder")
 
@@ -41,7 +41,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("qk_norm: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
@@ -297,8 +297,8 @@ def qk_norm(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("qk_norm", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)

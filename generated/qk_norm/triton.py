@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5464b46a1a567280
-# body: 76cd14603813536c
+# inputs: 13f8791573bd177d
+# body: 513c091cef10a414
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -256,10 +256,10 @@ def qk_norm(x, weight, *, eps=1e-06):
     weight: [H, D] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns out [..., H, D] bfloat16.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("qk_norm", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)

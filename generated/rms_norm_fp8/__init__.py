@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3824e00f7115d209
-# body: c8a12ee2a0f23fc5
+# inputs: 2a3a993f2561fa62
+# body: 0935b53b3ddc8ce6
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -65,10 +65,10 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     weight: [D] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by).
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
+    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, by which to multiply out).
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
+    backward pass.
     """
     if _runs_cuda(x.device):
         from .cuda import rms_norm_fp8 as function

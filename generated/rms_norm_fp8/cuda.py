@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e34e86eb7f327998
-# body: c6fc27dffeb27f01
+# inputs: e7dbe11378774f3b
+# body: 0a6a0b22a0f4ef93
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder")
 
@@ -38,7 +38,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("rms_norm_fp8: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
@@ -246,9 +246,9 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     weight: [width] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns (out, shaped as x; scale [..., 1] float32, what out is to be multiplied by).
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Returns (out, shaped as x; scale [..., 1] float32, by which to multiply out).
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
+    backward pass.
     """
     _dense("rms_norm_fp8", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c42273a674de8ab
-# body: 7e575db65beb9506
+# inputs: add5e50422cfbe21
+# body: efab3c818f98fb29
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -243,10 +243,10 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     weight: [D] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by).
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
+    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, by which to multiply out).
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
+    backward pass.
     """
     _dense("rms_norm_fp8", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)

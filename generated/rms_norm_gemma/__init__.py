@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3b5ba706f1c38af5
-# body: 3987e0e4191bb7bf
+# inputs: 1c94f46d181d5f0e
+# body: 1560d90d08918dc1
 """RMS norm whose weights are stored around zero, as in Gemma.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -65,10 +65,10 @@ def rms_norm_gemma(x, weight, *, eps=1e-06):
     weight: [D] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns out [..., D] bfloat16.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     if _runs_cuda(x.device):
         from .cuda import rms_norm_gemma as function

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8d931bb49a94f77a
-# body: 75a67ab801075679
+# inputs: 2d43809c310b5840
+# body: 31f610ea11612993
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm_gemma: this file cannot run alone. Import its folder")
 
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("rms_norm_gemma: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
@@ -338,8 +338,8 @@ def rms_norm_gemma(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("rms_norm_gemma", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d22f47764b189bf2
-# body: 524e522e3a878791
+# inputs: a50e3b7a3cd22e20
+# body: 8f06150abe52e142
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("rms_norm_gemma: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -365,10 +365,10 @@ def rms_norm_gemma(x, weight, *, eps=1e-06):
     weight: [D] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
     Returns out [..., D] bfloat16.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("rms_norm_gemma", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)

@@ -2,22 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 724d4c13713021fa
-# body: 794c6be9baa2f78f
+# inputs: 1a2144632f893321
+# body: e2e1d51310f915a6
 """Causal attention whose scores saturate smoothly at 30.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
     score_mod = 30.0 * tanh(score / 30.0)
     mask_mod = q_idx >= kv_idx
-
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
 
+Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
 
     from softcap_causal import softcap_causal
     out = softcap_causal(q, k, v)
-
-Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
@@ -25,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("softcap_causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -47,13 +45,15 @@ try:
 except ModuleNotFoundError:
     raise ImportError("softcap_causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 CAP = tl.constexpr(30.0)
 
-# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -84,8 +84,8 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _tanh(x):
-    # 1 - 2 / (1 + e^2x) is exact at both ends and has no branch. The quotient is the square of a reciprocal root:
-    # two instructions, where a division takes eight. The absolute error is below 6e-7.
+    # 1 - 2 / (1 + e^2x) has no branch, and is exact for large |x|. The division is computed as the square
+    # of rsqrt: two instructions instead of eight. The absolute error is below 6e-7.
     root = tl.rsqrt(1.0 + tl.exp2(x * 2.8853900817779268))
     return 1.0 - 2.0 * root * root
 
@@ -99,21 +99,19 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
+    m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
-    wrap = tl.maximum(n_tiles, 1)
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
+            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -130,8 +128,7 @@ def _forward_tiles(
         if MASKED:
             s = tl.where(mask, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)  # in rows without a key so far, -inf - (-inf) is nan
         alpha = tl.exp2(m_i - m_ref)
         p = tl.exp2(s * qk_scale - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
@@ -160,8 +157,7 @@ def _forward_kernel(
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -197,7 +193,7 @@ def _forward_kernel(
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
-    # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+    # Rows without a visible key get zeros, and lse is -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
@@ -214,7 +210,7 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse = d loss / d lse, lse in base 2."""
     if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
@@ -249,22 +245,18 @@ def _dq_tiles(
     core_scale, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
-
-    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
-    """
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from lse."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
-    wrap = tl.maximum(n_tiles, 1)
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
+            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -284,7 +276,9 @@ def _dq_tiles(
         s = core
         p = tl.exp2(s * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dqk = ds * (1 - core * core)
@@ -307,8 +301,7 @@ def _dq_kernel(
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -364,8 +357,8 @@ def _dkdv_tiles(
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
-    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. If MASKED, skip [gap_lo, gap_lo + gap): another call visits
+    these tiles, without a mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -421,10 +414,9 @@ def _dkdv_kernel(
 ):
     """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    kv_start = tile * BLOCK_N
+    kv_start = tile * BLOCK_N  # the first tiles first: with a causal mask, the most queries see them
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -483,7 +475,7 @@ _LIBRARY = _library("kgen_072202909adcce04", "softcap_causal")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
+    """Return TMA descriptors of blocks (tensor [B, H, S, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -521,8 +513,7 @@ def _on_hopper(*tensors):
 
 def _forward(q, k, v, scale, store_lse):
     """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
-    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
+    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:  # Triton's interpreter cannot multiply bfloat16
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, scale, store_lse)
         return out.bfloat16(), lse
@@ -579,7 +570,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum has strides of 0
     if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
@@ -670,8 +661,8 @@ def softcap_causal(q, k, v, *, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for invalid arguments,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
@@ -711,10 +702,11 @@ def softcap_causal(q, k, v, *, scale=None, return_lse=False):
 
 
 def softcap_causal_kernels(q, k, v):
-    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
+    """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
-    "portable: " and the reason: the kernels for every chip.
+    "portable: REASON": the kernels for every chip, and why they run.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"

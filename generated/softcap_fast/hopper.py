@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 73f6d70abae4cf83
-# body: 8ea8caa76062f285
+# inputs: 07fc583b6c38dec7
+# body: 4b3222c1c13eeb57
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -48,10 +48,13 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -149,11 +152,11 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
-    for K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
+    needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
-    # release.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
+    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -163,7 +166,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory, [rows, columns]."""
+    """View K of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
@@ -219,7 +222,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Return the first position of the i-th tile, counted from the last one."""
+    """Return the first position of the i-th tile from the end."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -254,7 +257,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["q_idx", "core_scale", "q
 def _hopper_producer(
     args, problem, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. Load their operands, K and V; V follows K by LAG tiles."""
+    """Publish tiles of queries. For each, load the K and V tiles that it attends to; V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -265,7 +268,7 @@ def _hopper_producer(
     while number < n_q_tiles * problem.B * problem.HQ:
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
-        # The last query tiles see the most keys, so they are published first.
+        # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         q_last = gl.minimum(q_start + BLOCK_M, problem.SQ) - 1
         kv_hi = gl.minimum(q_last + 1, problem.SK)
@@ -292,11 +295,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # forward may start before the counter is zero
-        # Tiles differ in length: who is done first takes the next one.
+            gdc_wait()  # forward kernels start before the counter is zero
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must not end first: later kernels wait only for dq
 
 
 @gluon.jit
@@ -311,18 +314,21 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for the scores of a tile and return P, m_i and the next l_i. PENDING later products may stay in flight."""
+    """Wait for the scores of a tile and return P, m_i and the next l_i.
+
+    At most PENDING later products stay in flight.
+    """
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
+        _consumer_release(kv_ring, i)  # the first slot has only K, because V is one tile behind
     s = _tanh_approx(fixed.core_scale * qk)
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
         s = gl.where(mask, s, float("-inf"))
-    # Scores are bounded: the maximum of a row's first tile (PENDING == 0) keeps all powers of two in range. For a small
-    # maximum, m_i is larger by a whole number, so that the power of the maximum is exact.
+    # Scores are bounded, so m_i is set once, from a row's maximum in the first tile (PENDING == 0). No power of two
+    # overflows. For a small maximum, m_i is larger by a whole number, so that 2^(maximum - m_i) is exact.
     if PENDING == 0:
         top = gl.maximum(gl.max(s, 1) * fixed.qk_scale, -128.0)
         m_i = gl.maximum(top, -20 + (top - gl.floor(top)))
@@ -346,10 +352,10 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. ptxas would move the wgmma wait for P @ V above the softmax, but not across
-        # the branch of this wait.
+        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
+        # wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         n_used += 1
@@ -382,7 +388,7 @@ def _hopper_consumer(
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
-        # The first tile has nothing to rescale. A mask is correct for any tile.
+        # The first tile has no acc to rescale. Apply the mask, which is correct for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i = _hopper_softmax(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
@@ -403,7 +409,7 @@ def _hopper_consumer(
         _consumer_wait(kv_ring, n_used)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
-        # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+        # Rows without a visible key get zeros, and lse is -inf.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_i)
@@ -443,7 +449,7 @@ def _forward_hopper_kernel(
             (_hopper_producer, (producer, problem, 1, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -462,7 +468,7 @@ def _dq_hopper_gradient(
     qk_async, dp_async, lse, delta, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for S and dP of a tile and return dS. PENDING later products may stay in flight."""
+    """Wait for S and dP of a tile and return dS. At most PENDING later products stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
     core = _tanh_approx(fixed.core_scale * qk)
@@ -471,7 +477,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
-        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
+        p = gl.where(mask, p, 0.0)  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
     factor = p * (1 - core * core)
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = factor * (dp - delta[:, None])
@@ -495,7 +501,7 @@ def _dq_hopper_tiles(
             qk_async, dp_async, lse, delta, kv_start, fixed,
             j < n_last_masked, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         dq = warpgroup_mma_wait(0, deps=[dq_async])
         _consumer_release(kv_ring, n_used - 1)
         n_used += 1
@@ -524,8 +530,8 @@ def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.const
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(q_idx, core_scale, qk_scale, problem.SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
-        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
-        # one that needs a mask.
+        # The published tiles are for both halves of the rows. Find the tiles that this half needs, and those that it
+        # masks.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_hi = gl.minimum(q_last + 1, problem.SK)
         own_full_hi = gl.minimum(q_start + 1, problem.SK) // BLOCK_N * BLOCK_N
@@ -535,7 +541,7 @@ def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.const
         kv_start = _last_first(n_past, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(q_ring, 2 * i + CONSUMER)
         do = _consumer_tile(do_ring, 2 * i + CONSUMER)
-        # The first tile has no previous tile whose product it could overlap. A mask is correct for any tile.
+        # The first tile overlaps no product of a previous tile. Apply the mask, which is correct for any tile.
         _consumer_wait(kv_ring, n_used)
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         dp_async = _async_dot_nt(do, _values(kv_ring, n_used), SCORES)
@@ -553,7 +559,7 @@ def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.const
         dq = warpgroup_mma_wait(0, deps=[dq_async])
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
-        # The last read of Q is over: store dq through its slot.
+        # Q is not read again: store dq through its slot.
         _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
@@ -567,7 +573,7 @@ def _dq_hopper_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """dq, BLOCK_M query rows of one (b, h) after the other."""
+    """Compute dq. A program processes tiles of BLOCK_M query rows of one (b, h)."""
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     do_ring = _ring(_slots(do_desc, 2), 2, 1, 1)
@@ -584,7 +590,7 @@ def _dq_hopper_kernel(
             (_hopper_producer, (producer, problem, 0, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -619,7 +625,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The first keys are seen by the most queries, so their tiles are published first.
+        # Publish the first tiles first: with a causal mask, the most queries see them.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
@@ -630,12 +636,13 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
         n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-        # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
-        # loop reads them.
+        # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes the
+        # registers
+        # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
         n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
-        # TMA reads K rows past SK as zeros, but p is 2^(s - lse) there. It can overflow, and inf * 0 is NaN.
-        # Mask every tile if the KV tile is partial.
+        # TMA reads zeros for keys past SK. Their p = 2^(s - lse) can overflow to inf, and inf * 0 is NaN.
+        # So mask every tile of queries if the KV tile is partial.
         n_masked = gl.where(kv_start + BLOCK_N > problem.SK, n_tiles, n_masked)
         _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
         i += 1
@@ -643,7 +650,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -656,14 +663,15 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             async_load(args.delta_desc, [b * problem.HQ + h, q_start], full, q_slots.delta.index(slot))
             n_fetched += 1
         done += 1
-        # Tiles differ in length: who is done first takes the next one.
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
 
-# dq, dk and dv in one kernel: five products per tile, and two kernels need seven. Each consumer computes dS^T of half
-# of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the columns of
-# dS @ K to a float32 sum in global memory. Without DQ, the kernel computes dk and dv only, and is deterministic.
+# dq, dk and dv in one kernel: five products per tile instead of the seven of two kernels. Each consumer computes dS^T
+# of half of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the
+# columns of dS @ K to a float32 sum in global memory. Without the flag DQ, another kernel computes
+# dq, and all gradients are deterministic.
 
 
 @gluon.jit
@@ -679,7 +687,7 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
     ROWS: tl.constexpr = k_a.shape[0]
     HALF_D: tl.constexpr = k_a.shape[1] // 2
     k_a, k_b = k_a.slice(HALF * HALF_D, HALF_D, 1), k_b.slice(HALF * HALF_D, HALF_D, 1)
-    # Before the first tile the result is garbage, and the callers do not add it.
+    # Before the first queries of a KV tile, the slot holds old data, and the caller ignores the result.
     mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)
     ds = ds_tiles.slots.index(i & 1)
     zero = gl.full([ds.shape[1], HALF_D], 0.0, gl.float32, layout=LAYOUT)
@@ -689,11 +697,12 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
 
 @gluon.jit
 def _add_to_dq(dq_sum_ptr, tile, dq):
-    """Add half of the columns of dq [64, 64] to a tile's sum. The sum has the order of the threads' registers, so that
+    """Add dq [64, 64], one half of the columns of a tile, to the sum of the tile. The sum has the order of the threads'
+    registers, so that
     each atomic adds four adjacent numbers."""
     # Thread t of 128 owns elements 512 * i + 4 * t to 512 * i + 4 * t + 3.
     FLAT: tl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    # Accumulator of wgmma: a row is (warp, 2, lane // 4), a column (8, lane % 4, 2).
+    # Axes of an accumulator of wgmma: a row is (warp, 2, lane // 4), a column (8, lane % 4, 2).
     dq = dq.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([4096])
     dq = gl.convert_layout(dq, FLAT, assert_trivial=True)
     gl.atomic_add(dq_sum_ptr + tile.to(gl.int64) * 8192 + gl.arange(0, 4096, layout=FLAT), dq, sem="relaxed")
@@ -758,7 +767,7 @@ def _backward_hopper_tiles(
             if n_used > n_first:
                 _add_to_dq(dq_sum_ptr, before, dq)
             before = head + q_start // BLOCK_M
-        # As in dq, wait for all wgmma before the back edge.
+        # As in dq, wait for all wgmma in each iteration.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -800,8 +809,8 @@ def _backward_hopper_consumer(
         n_first, before, kv_slot = n_used, b_h, kv_at % KV_SLOTS
         head = (b * problem.HQ + h) * gl.cdiv(problem.SQ, BLOCK_M)
         fixed = DkdvFixed(kv_idx, core_scale, qk_scale, problem.SQ, problem.SK)
-        # Only the other half needs tiles before the first or past the last query that sees this half. Products of
-        # dq need both halves.
+        # The published tiles are for both halves of the keys. Without DQ, find the tiles that this half needs. With DQ,
+        # both halves process all tiles, because dS @ K needs dS^T of both.
         n_ahead = 0
         if not DQ:
             own_lo = kv_start // BLOCK_M * BLOCK_M
@@ -819,7 +828,7 @@ def _backward_hopper_consumer(
         )
         i += 1
         next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles = _next_tile(scheduler, i, 6)
-        # The last read of this half of V is over: store dv through its slot, then dk.
+        # This half of V is not read again. Store dv through its slot, then dk.
         v_slot = kv_at + 2 * CONSUMER + 1
         _store_tile(args.dv_desc, [b, h, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dv)
         if DQ:
@@ -846,7 +855,7 @@ def _backward_hopper_kernel(
 ):
     """Compute dk and dv, with DQ also the sums of dq. A program processes tiles of BLOCK_N keys of one (b, KV head)."""
     problem = Problem(B, HQ, SQ, SK, scale)
-    # Halves of K and V: of one tile with DQ, because dS^T needs shared memory, else of two tiles.
+    # Slots for halves of K and V. Without DQ, there is room for two tiles. With DQ, dS^T needs the room of one.
     KV_SLOTS: tl.constexpr = 4 if DQ else 8
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
     q_slots = QuerySlots(
@@ -860,8 +869,8 @@ def _backward_hopper_kernel(
         ds_slots = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED)
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
-        # Do not allocate an unused mbarrier. Triton reuses its shared memory for other data, and the GPU corrupts that
-        # data at a context switch between processes.
+        # Do not allocate an unused mbarrier. Triton would reuse its address for other data. At a context switch between
+        # processes, the GPU changes memory that was initialized as an mbarrier.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
@@ -876,7 +885,7 @@ def _backward_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -887,7 +896,7 @@ def _dq_of_sums_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     HQ, SQ, scale,
 ):
-    """Write dq of 64 query rows of one (b, h): scale times their sum. stride_o* are the strides of dq."""
+    """Write dq of 64 query rows of one (b, h): scale * dq_sum. stride_o* are the strides of dq."""
     n_tiles = tl.cdiv(SQ, 64)
     b_h = tl.program_id(0) // n_tiles
     b, h = b_h // HQ, b_h % HQ
@@ -905,8 +914,8 @@ def _dq_of_sums_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -918,7 +927,7 @@ def _gluon_tiles(x, n_rows):
 
 
 def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
-    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
+    """Launch the forward kernel. It writes `out`, and `lse` (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     BLOCK_M, BLOCK_N = 128, 128
@@ -935,8 +944,8 @@ def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
 
 
 def _gluon_rows(x, n):
-    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows that do not begin at multiples of
-    16 bytes are copied."""
+    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. If rows do not begin at multiples
+    of 16 bytes, copy x with padding."""
     B, HQ, SQ = x.shape
     padded = torch.nn.functional.pad(x, (0, -SQ % 4)) if SQ % 4 else x
     return _HopperDescriptor(padded, (B * HQ, SQ), padded.stride()[1:], [1, n], VECTORS)
@@ -962,8 +971,7 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq_s
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
-    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
-    # descriptor fits both.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0b4cdabf0397b9b0
-# body: b121a1511396cc07
+# inputs: 0c986404e73f5a9b
+# body: 0a309858c65d22b2
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -39,10 +39,13 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -271,7 +274,7 @@ def _dkdv_hopper_producer(
     number = gl.program_id(0)
     while number < n_packed_slots * HKV:
         packed_slot, h_kv = _tile_and_head(number, n_packed_slots, HKV, GROUP)
-        # The first keys are seen by the most queries, so their tiles are published first.
+        # Publish the first tiles first: with a causal mask, the most queries see them.
         b, tile, kv_begin, SK, q_begin, SQ = _packed_tile_hopper(
             problem.cu_seqlens_k_ptr, problem.cu_seqlens_q_ptr, problem.B, problem.TK, problem.TQ, packed_slot, BLOCK_N
         )
@@ -288,8 +291,9 @@ def _dkdv_hopper_producer(
                 q_full_hi = gl.minimum(kv_start + WINDOW, SQ) // BLOCK_M * BLOCK_M
                 n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-                # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
-                # loop reads them.
+                # Mask at least one tile. Consumers have two loops, the first over masked tiles. ptxas 12.8 initializes
+                # the registers
+                # of both loops in the first one. Without a turn of it, the second loop accesses illegal addresses.
                 n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
                 n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
                 _publish_tile(scheduler, i, (
@@ -301,7 +305,7 @@ def _dkdv_hopper_producer(
                         first = FAR - SK + kv_start + half * (BLOCK_N // 2)
                         _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [FAR, kv_end, h_kv, first, 0])
                         _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [FAR, kv_end, h_kv, first, 0])
-                gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+                gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
                 gdc_launch_dependents()
                 for j in range(n_tiles):
                     q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -310,7 +314,7 @@ def _dkdv_hopper_producer(
                     at = [FAR, q_end, h, FAR - SQ + q_start, 0]
                     async_load(args.q_desc, at, full, q_slots.q.index(slot))
                     async_load(args.do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, q_slots.do.index(slot))
-                    # Not by TMA: rows must begin at multiples of 16 bytes, and sequences begin anywhere. Thread t owns
+                    # TMA cannot load lse and delta, because a sequence may begin at any address. Thread t owns
                     # element t % BLOCK_M.
                     q_idx = q_start + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
                     lse = gl.load(
@@ -327,7 +331,7 @@ def _dkdv_hopper_producer(
             done += 1
         gdc_wait()  # also if this slot had no tile
         gdc_launch_dependents()
-        # Tiles differ in length: who is done first takes the next one.
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
@@ -375,7 +379,7 @@ def _dkdv_hopper_tiles(
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the tiles of queries [j_lo, j_hi). Score tiles have keys as rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    # The softmax of the first half overlaps the scores of the second. That softmax overlaps dv and dk of the first.
+    # The first softmax overlaps the second scores, and the second softmax overlaps the first dv and dk.
     PART: tl.constexpr = BLOCK_M // 2
     for j in range(j_lo, j_hi):
         q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -398,7 +402,7 @@ def _dkdv_hopper_tiles(
             q_start + PART, fixed,
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -440,7 +444,7 @@ def _dkdv_hopper_consumer(
             slopes_h = gl.load(problem.slopes_ptr + h * problem.stride_slopes_0)
             bias_h = LOG2E * slopes_h
             fixed = DkdvFixed(kv_idx, qk_scale, bias_h, SQ)
-            # Only the other half needs tiles before the first or past the last query that sees this half.
+            # The published tiles are for both halves of the keys. Find the tiles that this half needs.
             kv_last = gl.minimum(kv_start + OWN_N, SK) - 1
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, SQ)
@@ -460,7 +464,7 @@ def _dkdv_hopper_consumer(
             )
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK = _next_tile(scheduler, i, 9)
-        # The last reads of K and V are over: store dk and dv through their slots.
+        # K and V are not read again: store dk and dv through their slots.
         _store_tile(args.dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * problem.scale)
         _store_tile(args.dv_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
@@ -496,7 +500,7 @@ def _dkdv_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -505,8 +509,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -522,8 +526,7 @@ def backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, sca
     TQ, HQ, _ = q.shape
     TK, HKV, _ = k.shape
     B = len(cu_seqlens_q) - 1
-    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
-    # descriptor fits both.
+    # One descriptor per tensor, for tiles of 64 rows. Tiles of 64 * 2 rows are loaded in halves.
     tensors = q, k, v, dout, dk, dv
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the

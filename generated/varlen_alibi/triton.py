@@ -2,22 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f3fc4f4b0d55b9ec
-# body: 16ca78a5e104576f
+# inputs: 04f00d7472edf6b9
+# body: cc6c2533a28a91a7
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
     score_mod = score + slopes[h] * (kv_idx - q_idx)
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 512
-
     q [TQ, HQ, 64], k [TK, HKV, 64], v [TK, HKV, 64] -> out [TQ, HQ, 64], bf16
 
+Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
 
     from varlen_alibi import varlen_alibi
     out = varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes=slopes)
-
-Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
@@ -25,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("varlen_alibi: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -47,14 +45,16 @@ try:
 except ModuleNotFoundError:
     raise ImportError("varlen_alibi: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 FAR = tl.constexpr(2**30)  # more than any number of tokens
 WINDOW = tl.constexpr(512)
 
-# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=3, TMA=False)),
@@ -85,10 +85,10 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _packed_tile(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: tl.constexpr):
-    """Return (b, tile, begin, length, begin of the other side, its length) for a slot: one possible tile of a sequence.
+    """Return (b, tile, begin, length, begin of the other side, its length) for a slot. A slot has at most one tile.
 
-    The slots of sequence b begin at cu_seqlens[b] // BLOCK + b, and it has at least as many as tiles. Tokens after the
-    last sequence form one that attends to nothing.
+    The slots of sequence b begin at cu_seqlens[b] // BLOCK + b. A sequence may have more slots than tiles. The tokens
+    after the last sequence count as one more sequence, without tokens on the other side.
     """
     b = tl.zeros([], tl.int32)
     count = b + B + 1
@@ -120,8 +120,8 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
+    m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
+    If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -147,8 +147,7 @@ def _forward_tiles(
         if MASKED:
             s = tl.where(mask, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1))
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)  # in rows without a key so far, -inf - (-inf) is nan
         alpha = tl.exp2(m_i - m_ref)
         p = tl.exp2(s - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
@@ -181,8 +180,7 @@ def _forward_kernel(
         return
     q_end, kv_end = q_begin + SQ, kv_begin + SK
     h_kv = h // GQA
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
@@ -224,7 +222,7 @@ def _forward_kernel(
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
-    # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+    # Rows without a visible key get zeros, and lse is -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
@@ -241,7 +239,7 @@ def _delta_kernel(
     stride_lh: tl.int64, stride_ls: tl.int64,
     cu_seqlens_q_ptr, B, TQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse = d loss / d lse, lse in base 2."""
     if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
@@ -249,7 +247,7 @@ def _delta_kernel(
             tl.store(counter_ptr + 1, 0)
     n_tiles = tl.cdiv(TQ, BLOCK_M)
     h = tl.program_id(0) // n_tiles
-    # Tokens after the last sequence are not read.
+    # Do not read tokens after the last sequence.
     SQ = tl.minimum(tl.load(cu_seqlens_q_ptr + B), TQ)
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
@@ -277,9 +275,9 @@ def _dq_tiles(
     stride_vd, q_idx, q_start, qk_scale, bias_h, bias_kv,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
-    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
+    P is recomputed from lse. If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -307,7 +305,9 @@ def _dq_tiles(
         s = qk * qk_scale + bias_kv_sum[None, :]
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         d_slopes += tl.sum(ds * (kv_idx[None, :] - q_idx[:, None]), 1)
@@ -334,8 +334,7 @@ def _dq_kernel(
         return
     q_end, kv_end = q_begin + SQ, kv_begin + SK
     h_kv = h // GQA
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
@@ -400,8 +399,8 @@ def _dkdv_tiles(
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
-    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. If MASKED, skip [gap_lo, gap_lo + gap): another call visits
+    these tiles, without a mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
@@ -463,7 +462,7 @@ def _dkdv_kernel(
     if tile >= n_tiles:
         return
     q_end, kv_end = q_begin + SQ, kv_begin + SK
-    kv_start = tile * BLOCK_N
+    kv_start = tile * BLOCK_N  # the first tiles first: with a causal mask, the most queries see them
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -525,17 +524,17 @@ _LIBRARY = _library("kgen_d9a8487f664b5fdc", "varlen_alibi")
 
 
 def _by_ends(x):
-    """Return shape and strides of a TMA descriptor of packed x [T, H, D]. Sequences begin and end anywhere.
+    """Return shape and strides of a TMA descriptor of packed x [T, H, D]. A sequence may begin at any token.
 
-    Row r of a sequence that ends before token `end` is at [FAR, end, h, FAR - length + r]. By the strides, modulo
-    2**64, that is token end - length + r. Rows past the sequence are out of bounds: TMA reads zeros and writes nothing.
+    Row r of a sequence that ends before token `end` is at [FAR, end, h, FAR - length + r]. The strides, modulo 2**64,
+    map this to token end - length + r. Rows past the sequence are out of bounds: TMA reads zeros and writes nothing.
     """
     (T, H, D), (t, h, _), far = x.shape, x.stride(), FAR.value
     return [far + 1, T + 1, H, far, D], [2**34 - t, t, h, t, 1]
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [T, H, D], rows, columns), or None without TMA."""
+    """Return TMA descriptors of blocks (tensor [T, H, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, *_by_ends(x), [1, 1, 1, rows, n]) for x, rows, n in blocks]
@@ -573,8 +572,7 @@ def _on_hopper(*tensors):
 
 def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, store_lse):
     """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
-    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
+    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:  # Triton's interpreter cannot multiply bfloat16
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, store_lse)
         return out.bfloat16(), lse
@@ -636,7 +634,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum has strides of 0
     if dout.stride(-1) > 2**25:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
@@ -738,8 +736,8 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
 
     Returns out [TQ, HQ, 64], or (out, lse) with lse [HQ, TQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for invalid arguments,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 3:
@@ -802,10 +800,11 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
 
 
 def varlen_alibi_kernels(q, k, v):
-    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
+    """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
-    "portable: " and the reason: the kernels for every chip.
+    "portable: REASON": the kernels for every chip, and why they run.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"

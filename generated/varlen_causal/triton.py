@@ -2,21 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 18afb249837789ee
-# body: df8a92d0f8065349
+# inputs: b633da7fef6cc1ed
+# body: 648e5d60fe1e58a2
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx + SK - SQ >= kv_idx
-
     q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128] -> out [TQ, HQ, 128], bf16
 
+Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
 
     from varlen_causal import varlen_causal
     out = varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k)
-
-Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
@@ -24,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("varlen_causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -46,13 +44,15 @@ try:
 except ModuleNotFoundError:
     raise ImportError("varlen_causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 FAR = tl.constexpr(2**30)  # more than any number of tokens
 
-# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -83,10 +83,10 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _packed_tile(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: tl.constexpr):
-    """Return (b, tile, begin, length, begin of the other side, its length) for a slot: one possible tile of a sequence.
+    """Return (b, tile, begin, length, begin of the other side, its length) for a slot. A slot has at most one tile.
 
-    The slots of sequence b begin at cu_seqlens[b] // BLOCK + b, and it has at least as many as tiles. Tokens after the
-    last sequence form one that attends to nothing.
+    The slots of sequence b begin at cu_seqlens[b] // BLOCK + b. A sequence may have more slots than tiles. The tokens
+    after the last sequence count as one more sequence, without tokens on the other side.
     """
     b = tl.zeros([], tl.int32)
     count = b + B + 1
@@ -118,21 +118,19 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
+    m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
-    wrap = tl.maximum(n_tiles, 1)
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
+            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -148,8 +146,7 @@ def _forward_tiles(
         if MASKED:
             qk = tl.where(mask, qk, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)  # in rows without a key so far, -inf - (-inf) is nan
         alpha = tl.exp2(m_i - m_ref)
         p = tl.exp2(qk * qk_scale - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
@@ -182,8 +179,7 @@ def _forward_kernel(
         return
     q_end, kv_end = q_begin + SQ, kv_begin + SK
     h_kv = h // GQA
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -219,7 +215,7 @@ def _forward_kernel(
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
-    # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+    # Rows without a visible key get zeros, and lse is -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
@@ -236,7 +232,7 @@ def _delta_kernel(
     stride_lh: tl.int64, stride_ls: tl.int64,
     cu_seqlens_q_ptr, B, TQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse = d loss / d lse, lse in base 2."""
     if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
@@ -244,7 +240,7 @@ def _delta_kernel(
             tl.store(counter_ptr + 1, 0)
     n_tiles = tl.cdiv(TQ, BLOCK_M)
     h = tl.program_id(0) // n_tiles
-    # Tokens after the last sequence are not read.
+    # Do not read tokens after the last sequence.
     SQ = tl.minimum(tl.load(cu_seqlens_q_ptr + B), TQ)
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
@@ -272,22 +268,18 @@ def _dq_tiles(
     stride_vd, qk_scale, sk_minus_sq_plus_q,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
-
-    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
-    """
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from lse."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
-    wrap = tl.maximum(n_tiles, 1)
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
+            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -305,7 +297,9 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
+            p = tl.where(
+                mask, p, 0.0
+            )  # mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -331,8 +325,7 @@ def _dq_kernel(
         return
     q_end, kv_end = q_begin + SQ, kv_begin + SK
     h_kv = h // GQA
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -388,8 +381,8 @@ def _dkdv_tiles(
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
-    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows. If MASKED, skip [gap_lo, gap_lo + gap): another call visits
+    these tiles, without a mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -449,7 +442,7 @@ def _dkdv_kernel(
     if tile >= n_tiles:
         return
     q_end, kv_end = q_begin + SQ, kv_begin + SK
-    kv_start = tile * BLOCK_N
+    kv_start = tile * BLOCK_N  # the first tiles first: with a causal mask, the most queries see them
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -510,17 +503,17 @@ _LIBRARY = _library("kgen_a1710afdae15c952", "varlen_causal")
 
 
 def _by_ends(x):
-    """Return shape and strides of a TMA descriptor of packed x [T, H, D]. Sequences begin and end anywhere.
+    """Return shape and strides of a TMA descriptor of packed x [T, H, D]. A sequence may begin at any token.
 
-    Row r of a sequence that ends before token `end` is at [FAR, end, h, FAR - length + r]. By the strides, modulo
-    2**64, that is token end - length + r. Rows past the sequence are out of bounds: TMA reads zeros and writes nothing.
+    Row r of a sequence that ends before token `end` is at [FAR, end, h, FAR - length + r]. The strides, modulo 2**64,
+    map this to token end - length + r. Rows past the sequence are out of bounds: TMA reads zeros and writes nothing.
     """
     (T, H, D), (t, h, _), far = x.shape, x.stride(), FAR.value
     return [far + 1, T + 1, H, far, D], [2**34 - t, t, h, t, 1]
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [T, H, D], rows, columns), or None without TMA."""
+    """Return TMA descriptors of blocks (tensor [T, H, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, *_by_ends(x), [1, 1, 1, rows, n]) for x, rows, n in blocks]
@@ -558,8 +551,7 @@ def _on_hopper(*tensors):
 
 def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, store_lse):
     """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
-    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
+    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:  # Triton's interpreter cannot multiply bfloat16
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, store_lse)
         return out.bfloat16(), lse
@@ -620,7 +612,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum has strides of 0
     if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
@@ -716,8 +708,8 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
 
     Returns out [TQ, HQ, 128], or (out, lse) with lse [HQ, TQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for invalid arguments,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 3:
@@ -769,10 +761,11 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
 
 
 def varlen_causal_kernels(q, k, v):
-    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
+    """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
-    "portable: " and the reason: the kernels for every chip.
+    "portable: REASON": the kernels for every chip, and why they run.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"

@@ -16,24 +16,29 @@ from kgen.cli.verbs import BENCHMARKS, elsewhere, load_specs, verb
 from kgen.diagnostics import EXIT_WRONG
 from kgen.settings import settings
 
+Against = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        metavar="PEERS",
+        help="Implementations to compare with, comma-separated. "
+        "All families: eager is the formula in PyTorch operations. "
+        "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, kgen-triton. "
+        "kgen-triton is your spec without the kernels for one chip. "
+        "varlen is PyTorch's varlen_attn. "
+        "flex-flash is FlexAttention with the FlashAttention backend. "
+        "Norms: torch, compile, liger, quack, copy. "
+        "torch is rms_norm or layer_norm of torch.nn.functional. "
+        "compile is torch.compile of eager. copy copies a tensor. "
+        "chunk_output: fla. "
+        "Default: all except flex-autotune, flex-flash and eager.",
+    ),
+]
+
 
 @verb("bench")
 def bench(
     specs: Specs = None,
-    against: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="PEERS",
-            help="Implementations to compare with, comma-separated. "
-            "Default, in each family: all but flex-autotune, flex-flash and eager. "
-            "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, eager, kgen-triton. "
-            "kgen-triton is your spec in portable kernels, which run on every GPU. "
-            "varlen is PyTorch's varlen_attn. "
-            "flex-flash is FlexAttention with the FlashAttention backend. "
-            "Norms: torch, compile (torch.compile), liger, quack, eager, copy (of a tensor). "
-            "chunk_output: fla, eager.",
-        ),
-    ] = None,
+    against: Against = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(

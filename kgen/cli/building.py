@@ -38,8 +38,8 @@ Batch = Annotated[
         min=1,
         max=MOST["batch"],
         metavar="N",
-        help="Batch size, for specs with `decode` in `passes`. Rounded up to a power of two. "
-        "Default: 1, 2, 4, 8, 16, 32 and 64. Repeatable.",
+        help="Batch size of the decode kernels, for specs with `decode` in `passes`. "
+        "Rounded up to a power of two. Default: 1, 2, 4, 8, 16, 32 and 64. Repeatable.",
     ),
 ]
 Width = Annotated[
@@ -80,8 +80,8 @@ def build(
         typer.Option(
             "--arch",
             metavar="ARCH",
-            help="Build for this architecture, such as sm_90a (or sm_90, the same). "
-            "Repeatable. Default: sm_80 and sm_90a.",
+            help="Build for this architecture, such as sm_90a. "
+            "sm_90 means sm_90a. Repeatable. Default: sm_80 and sm_90a.",
         ),
     ] = None,
     gqa: Gqa = None,
@@ -108,8 +108,8 @@ def build(
 ) -> int:
     """Compile kernels to machine code that runs without a compiler.
 
-    Sizes that a spec leaves open are constants in machine code. The options `--gqa`, `--batch`,
-    `--width` and `--heads` set them.
+    A spec may leave sizes open, such as `gqa: any`. Machine code needs their values. The options
+    `--gqa`, `--batch`, `--width` and `--heads` set them.
     """
     loaded, generated = load_specs(specs), generated or settings().generated
     asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}

@@ -22,7 +22,8 @@ AsIs = Annotated[
     bool,
     typer.Option(
         "--as-is",
-        help="Use rendered files even if they differ from their specs. Default: exit 1.",
+        help="Use rendered files even if they differ from their specs. "
+        "Without `--as-is`, kgen exits with 1 if files differ.",
     ),
 ]
 AsIsStatus = Annotated[

@@ -31,7 +31,7 @@ def merge(
         typer.Option(
             "--into",
             metavar="FILE",
-            help="Output file. Default: verified.json of the rendered kernels.",
+            help="Output file. Default: verified.json in the folder of rendered kernels.",
         ),
     ] = None,
     form: Form = Format.TEXT,
@@ -40,8 +40,8 @@ def merge(
 
     For example, the files of runs with `kgen verify --shard`.
 
-    If a kernel file has several results, full runs replace quick runs. Of several full runs,
-    kgen keeps the least accurate result.
+    A kernel file may have several results for one device. Full runs then replace quick runs. Of
+    several full runs, kgen keeps the one with the largest error.
     """
     from kgen.verify.ledger import FILENAME
     from kgen.verify.merging import merge as merged

@@ -34,8 +34,8 @@ def prove(
 ) -> int:
     """Prove that attention kernels stay in bounds and follow the mask.
 
-    The solver z3 proves the following properties for all tensor sizes. Kernels compute each
-    (query, key) pair that the mask allows once. Loads and stores are in bounds. Indices do not
+    The solver z3 proves the following properties for all tensor sizes. Each (query, key) pair that
+    the mask allows is computed exactly once. Loads and stores are in bounds. Indices do not
     overflow. Masks and scores equal the expressions of the spec. Only Triton kernels have proofs.
     """
     from kgen.prove.proving import prove_specs

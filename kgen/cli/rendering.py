@@ -23,6 +23,13 @@ from kgen.settings import settings
 if TYPE_CHECKING:
     from kgen.render.writer import Change
 
+Single = Annotated[
+    bool,
+    typer.Option(
+        "--single", help="Write one self-contained file NAME.py per spec instead of a folder."
+    ),
+]
+
 
 @verb("render")
 def render(
@@ -33,13 +40,7 @@ def render(
     diff: Annotated[
         bool, typer.Option("--diff", help="Write nothing; show the changes as a patch.")
     ] = False,
-    single: Annotated[
-        bool,
-        typer.Option(
-            "--single",
-            help="Write one self-contained file NAME.py per spec instead of a folder.",
-        ),
-    ] = False,
+    single: Single = False,
     stdout: Annotated[
         bool,
         typer.Option("--stdout", help="Print the self-contained file, and write nothing."),
@@ -52,7 +53,11 @@ def render(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write (render) the kernels of specs; delete kernels without a spec."""
+    """Write (render) the kernels of specs.
+
+    Also delete kernels that no spec makes, unless `--single` is set. Kernels of specs that are not
+    named stay as they are.
+    """
     from kgen.render import checking, project, writer
 
     output = output or settings().generated

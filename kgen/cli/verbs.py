@@ -193,7 +193,8 @@ def compile_(
 def verify(
     specs: Specs = None,
     device: Annotated[
-        Device, typer.Option(help="Run on a GPU (cuda) or in interpreters (cpu).")
+        Device,
+        typer.Option(help="Run on a GPU (cuda) or in Triton's interpreter (cpu)."),
     ] = Device.AUTO,
     jobs: Jobs = JOBS,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit per case.")] = 300.0,

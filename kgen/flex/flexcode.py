@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from kgen.diagnostics import Diagnostic, KgenError
@@ -212,6 +212,12 @@ def _call(loaded: Loaded, given: list[str]) -> Iterator[str]:
 
 
 # --- the printer ------------------------
+
+
+def printed_over(tree: Node, tensors: Collection[str]) -> str:
+    """Return PyTorch code of a tree. The variables with the names `tensors` are tensors."""
+    named = (node for node in walk(tree) if isinstance(node, Var) and node.name in tensors)
+    return _printed(substitute(tree, {node: Read(node.name, (), node.type) for node in named}))
 
 
 def _printed(node: Node, context: int = 0) -> str:

@@ -92,8 +92,10 @@ class Spec:
         spec["passes"] = _flow(["forward", "backward"])
         spec["targets"] = YAML().load("{triton: {}}")
         said = [_comment(f"Imported from {self.origin}"), *map(_comment, self.notes)]
-        options = f"{self.dtype}, head_dim {self.head_dim} and gqa {self.gqa}"
-        assumed = f"{options} come from options of `kgen import`, not from the source"
+        assumed = (
+            "The source does not define dtype, head_dim and gqa. "
+            "Change them here, or by options of `kgen import`"
+        )
         spec.yaml_set_start_comment("\n".join([*said, assumed]))
         out = io.StringIO()
         yaml = YAML()

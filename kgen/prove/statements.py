@@ -18,7 +18,7 @@ from kgen.expr.nodes import FIRST_AT_LEAST
 from kgen.prove.functions import Beyond, apply, floor_div, real, toward_zero
 from kgen.prove.trees import INFINITY
 from kgen.prove.world import World, number
-from kgen.targets.code import Assign, Code, If, Name, Op, Run, Statement
+from kgen.targets.code import Assign, Code, If, Name, Op, Repeat, Run, Statement
 
 _GROWS = frozenset({"add", "sub", "mul", "neg", "abs", "lshift"})
 _RANGES = ("{tl}.arange(0, {0})", "arange")
@@ -142,6 +142,8 @@ class Machine:
             # A load without an encoding is recorded, so only the exception is dropped.
             with suppress(Beyond):
                 self._of(statement.value)
+        elif isinstance(statement, Repeat):
+            self.values |= {name: Unknown("a loop assigns it") for name in statement.defines}
 
     def _assign(self, statement: Assign) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Diagnostic, KgenError
@@ -27,6 +28,10 @@ class Adapter:
     """The specs whose kernels are in the folders."""
     fits: tuple[str, ...] = ()
     """The callers that can use the kernels: a line for each adapter that names some."""
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    """The specs of folders, if the adapter has several specs."""
+    remarks: tuple[str, ...] = ()
+    """Sentences for the user: the files of the spec that an adapter leaves out."""
 
 
 def listed(variants: Sequence[Loaded]) -> tuple[str, ...]:
@@ -43,6 +48,7 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
     started: dict[str, str] = {}
     specs: list[Loaded] = []
     fits: list[str] = []
+    remarks: list[str] = []
     wrong: list[Diagnostic] = []
     for kind in kinds:
         try:
@@ -54,9 +60,29 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
         started |= made.started
         specs += made.specs
         fits += made.fits
+        remarks += made.remarks
     if wrong:
         raise KgenError(wrong)
-    return Adapter(folders, started, tuple(specs), tuple(fits))
+    return Adapter(folders, started, tuple(specs), tuple(fits), remarks=tuple(remarks))
+
+
+def packaged(specs: Sequence[Sequence[Loaded]], kind: str, name: str | None = None) -> Adapter:
+    """Return one adapter of this kind with the kernels of several specs.
+
+    Its name is the name of the family by default. Raises `KgenError` if the specs belong to several
+    families, or if the family has no such adapter.
+    """
+    kernel = specs[0][0].spec.kernel
+    own = family(kernel).packages
+    for variants in specs:
+        if variants[0].spec.kernel != kernel or kind not in own:
+            message = f"one package for {kind} cannot have kernels of `{variants[0].spec.name}`"
+            hint = f"choose from {', '.join(own)}" if own else "leave it out"
+            hint = "name specs of one kernel" if kind in own else hint
+            path = variants[0].path.as_posix()
+            raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint=hint))
+    made: Adapter = own[kind](specs, name or kernel)
+    return made
 
 
 def _made(variants: Sequence[Loaded], kind: str) -> Adapter:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kgen.diagnostics import KgenError
-from kgen.family import family
+from kgen.family import family, packaged_adapters
 from kgen.render import manifest, project
 from kgen.render.adapters import adapted
 from kgen.render.builtin import builtin_specs
@@ -33,11 +33,13 @@ def render_checked(
     more = project.render_all(others, output, targets=targets, single=single) if others else []
     return [
         *rendered,
-        *(one for one in more if single or any(_is_there(o, output) for o in one.outputs)),
+        *(one for one in more if single or _is_in(one, output)),
     ]
 
 
-def adapt_checked(given: Sequence[Path], kinds: Collection[str], output: Path) -> list[Rendered]:
+def adapt_checked(
+    given: Sequence[Path], kinds: Collection[str], output: Path, name: str | None = None
+) -> list[Rendered]:
     """Return the adapters of these kinds for the specs of the command line, and all adapters in
     `output`.
 
@@ -48,9 +50,16 @@ def adapt_checked(given: Sequence[Path], kinds: Collection[str], output: Path) -
     meant, others = _meant(given, there)
     named = any(not path.is_dir() for path in given)
     if given:
-        found = project.adapt_all(meant, kinds)
+        found = project.adapt_all(meant, kinds, name)
     else:
-        found = [one for path in meant for kind in kinds for one in _adapted(path, kind)]
+        found = [
+            one
+            for path in meant
+            for kind in kinds
+            for one in _adapted(path, kind)
+            if len(meant) == 1 or kind not in packaged_adapters() or _is_in(one, output)
+        ]
+        found += _packages_in(output)
     for path in () if named else [*meant, *others]:
         left = [kind for kind in _kinds(path) if path not in meant or kind not in kinds]
         found += [_only_there(one, output) for kind in left for one in _adapted(path, kind)]
@@ -118,10 +127,34 @@ def _adapted(path: Path, kind: str) -> Iterator[Rendered]:
         made = adapted(variants, [kind])
     except KgenError:
         return
-    outputs = tuple(Output(path, folder, files) for folder, files in made.folders.items())
-    yield Rendered(outputs, variants[0].text)
+    yield _silent(project.as_rendered(variants, made))
+
+
+def _packages_in(output: Path) -> Iterator[Rendered]:
+    """Yield the packages in a folder that have the kernels of several specs."""
+    with os_errors():
+        there = {folder: manifest.read(folder) for folder in folders(output)}
+    for folder in there:
+        kind = next((k for k in packaged_adapters() if folder.name.endswith(f"_{k}")), None)
+        if kind is None or folder.parent != output:
+            continue
+        recorded = (x.spec_path(at) for at, x in there.items() if x and folder in (at, *at.parents))
+        specs = list(dict.fromkeys(_shown(path) for path in recorded if path.is_file()))
+        if len(specs) > 1:
+            made = project.adapt_all(specs, [kind], folder.name.removesuffix(f"_{kind}"))
+            yield from map(_silent, made)
+
+
+def _silent(one: Rendered) -> Rendered:
+    """Return an adapter without lines about its callers and without files of the user."""
+    return replace(one, started={}, specs=(), fits=())
+
+
+def _is_in(one: Rendered, output: Path) -> bool:
+    """True if a folder of an adapter exists."""
+    return any(_is_there(o, output) for o in one.outputs)
 
 
 def _only_there(one: Rendered, output: Path) -> Rendered:
     """Return an adapter without its outputs, unless one of its folders exists."""
-    return one if any(_is_there(o, output) for o in one.outputs) else replace(one, outputs=())
+    return one if _is_in(one, output) else replace(one, outputs=())

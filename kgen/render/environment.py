@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parents[1]
 DIGEST_OF_CODE = "\1digest of code\1"
 """A placeholder that is replaced once the file is complete. A spec cannot contain it."""
+_FAKE_OF, _END = "\1fake of ", "\1"
+"""Both ends of a placeholder for the call that decorates the fake of an operator."""
 
 
 CALLED = 8
@@ -46,6 +48,16 @@ def rendered(template: Template) -> str:
     """Render a template and all templates within it, without a header."""
     env = environment(template_root(), template.language)
     return env.get_template(template.template).render(names(template))
+
+
+def with_fakes(text: str, register: str) -> str:
+    """Return a rendered text with the calls that register the fakes of operators.
+
+    `register` formats a call: `{}` stands for the operator.
+    """
+    first, *rest = text.split(_FAKE_OF)
+    named = (part.partition(_END) for part in rest)
+    return first + "".join(register.format(name) + after for name, _, after in named)
 
 
 def environment(root: Path, language: str = TRITON) -> Environment:
@@ -86,6 +98,7 @@ def _environment(root: Path, language: str) -> Environment:
     found.filters["lines"] = lambda value, *indent: lines(
         _before(value, language), language, *indent
     )
+    found.filters["fake_of"] = f"{_FAKE_OF}{{}}{_END}".format
     found.globals["digest_of_code"] = DIGEST_OF_CODE
     return found
 

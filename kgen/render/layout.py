@@ -1,9 +1,10 @@
-"""The layout of emitted files: no line is longer than `COLUMNS`. In Python, short operands join
-their brackets.
+"""The layout of emitted files: no line is longer than `COLUMNS` if it can be broken. In Python,
+short operands join their brackets.
 
 Templates print names and messages of any length, so the layout is made from the text. A bracket is
-opened at the end of a line, and operands fill the lines between it and its end. The program stays
-the same.
+opened at the end of a line, and operands fill the lines between it and its end. Beyond `_INDENTED`
+columns, brackets do not indent these lines further. The program stays the same. A longer line
+consists of one word: a name, a literal, or a formula without blanks in a docstring.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kgen.targets.folding import COLUMNS, filled
+from kgen.targets.folding import COLUMNS, DEEPEST, filled
 
 _TEXT = r""" "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' """
 _BRACKETS = r" (?P<open>[(\[{]) | (?P<close>[)\]}]) | \n"
@@ -32,6 +33,11 @@ _C_COMMENT = re.compile(
     re.MULTILINE,
 )
 BLANK = " " * 4
+_INDENTED = DEEPEST * len(BLANK)
+"""Columns of indentation up to which a bracket indents the lines inside it.
+
+Without it, the blanks in nested brackets would grow with the square of their number.
+"""
 
 
 @dataclass(frozen=True)
@@ -133,9 +139,16 @@ class _Language:
             )
         if found := self._expression(line, indent, self.operators):
             return found
+        return self._tuple(line, indent) if self is PYTHON else [line]
+
+    def _tuple(self, line: str, indent: str) -> list[str]:
+        """Put the targets of an assignment, or the values of a return, into brackets."""
         targets, equals, source = line.strip().partition(" = ")
-        if equals and self is PYTHON and "," in targets:
+        if equals and "," in targets:
             return self._around(f"{indent}(", self.operands(targets), f") = {source}", indent)
+        _, returned, values = line.partition(f"{indent}return ")
+        if returned and len(parts := self.operands(values)) > 1:
+            return self._around(f"{indent}return (", parts, ")", indent)
         return [line]
 
     def _expression(self, line: str, indent: str, operators: Iterable[str]) -> list[str]:
@@ -150,7 +163,8 @@ class _Language:
         return []
 
     def _around(self, head: str, parts: Iterable[str], tail: str, indent: str) -> list[str]:
-        return [head, *self._filled(parts, indent + BLANK), f"{indent}{tail}"]
+        inner = indent + BLANK if len(indent) < _INDENTED else indent
+        return [head, *self._filled(parts, inner), f"{indent}{tail}"]
 
     def _filled(self, parts: Iterable[str], indent: str) -> list[str]:
         lines = filled(parts, COLUMNS - len(indent))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +16,7 @@ from kgen import family
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean
 from kgen.files import checked_path
 from kgen.render import cache
-from kgen.render.adapters import adapted, listed
+from kgen.render.adapters import Adapter, adapted, listed, packaged
 from kgen.render.builtin import builtin_specs
 from kgen.render.rendering import blaming, render_variants
 from kgen.render.writer import Output
@@ -24,6 +25,7 @@ from kgen.settings import settings
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -118,6 +120,7 @@ def render_all(
         if single:
             return Rendered(tuple(outputs), variants[0].text, remarks=said, specs=tuple(variants))
         beside = adapted(variants, listed(variants))
+        said += beside.remarks if whole else ()
         # An adapter covers all targets: with `--target`, its files stay as they are.
         outputs += [
             Output(path, folder, files if whole else {}, whole)
@@ -132,21 +135,42 @@ def render_all(
     return rendered
 
 
-def adapt_all(paths: Iterable[Path], kinds: Collection[str]) -> list[Rendered]:
+def adapt_all(
+    paths: Iterable[Path], kinds: Collection[str], name: str | None = None
+) -> list[Rendered]:
     """Render adapters of these kinds for all specs.
 
-    Raises `KgenError` with the errors of all specs.
+    With several specs or a `name`, a kind that allows it has one package with all kernels. Raises
+    `KgenError` with the errors of all specs.
     """
+    paths = list(paths)
+    several = len(paths) > 1 or name is not None
+    together = [kind for kind in kinds if several and kind in family.packaged_adapters()]
+    apart = [kind for kind in kinds if kind not in together]
 
     def adapt(path: Path) -> Rendered:
         variants = load(path)
-        made = adapted(variants, kinds)
-        outputs = tuple(Output(path, folder, files) for folder, files in made.folders.items())
-        return Rendered(
-            outputs, variants[0].text, made.started, specs=_once((), made.specs), fits=made.fits
-        )
+        return as_rendered(variants, adapted(variants, apart))
 
-    return each(paths, adapt)
+    def package(kind: str) -> Rendered:
+        specs = each(paths, load)
+        return as_rendered(specs[0], packaged(specs, kind, name))
+
+    work = [partial(adapt, path) for path in paths if apart]
+    work += [partial(package, kind) for kind in together]
+    return each(work, lambda made: made())
+
+
+def as_rendered(variants: Sequence[Loaded], made: Adapter) -> Rendered:
+    """Return the rendering of an adapter whose first spec has these variants."""
+    outputs = tuple(
+        Output(made.paths.get(folder, variants[0].path), folder, files)
+        for folder, files in made.folders.items()
+    )
+    specs = _once((), made.specs)
+    return Rendered(
+        outputs, variants[0].text, made.started, made.remarks, specs=specs, fits=made.fits
+    )
 
 
 def _once(variants: Iterable[Loaded], more: Iterable[Loaded]) -> tuple[Loaded, ...]:
@@ -221,16 +245,16 @@ def load(path: Path) -> list[Loaded]:
         return load_variants(path)
 
 
-def each(paths: Iterable[Path], work: Callable[[Path], T]) -> list[T]:
-    """Call `work` on all paths and return the results.
+def each(items: Iterable[S], work: Callable[[S], T]) -> list[T]:
+    """Call `work` on all items and return the results.
 
-    Raises one `KgenError` with the errors of all paths.
+    Raises one `KgenError` with the errors of all items.
     """
     results: list[T] = []
     errors: list[KgenError] = []
-    for path in paths:
+    for item in items:
         try:
-            results.append(work(path))
+            results.append(work(item))
         except KgenError as error:
             errors.append(error)
     if len(errors) == 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from kgen.spec.load import Loaded
     from kgen.targets import Source
+
+
+Change: TypeAlias = "Callable[[Loaded, Source], Source]"
+"""A function that returns the source to render instead of a source of a spec."""
 
 
 class InternalError(Exception):
@@ -60,11 +64,13 @@ def render_variants(
     *,
     single: bool = False,
     remark: Callable[[str], None] = lambda said: None,
+    change: Change = lambda loaded, source: source,
 ) -> dict[str, dict[str, str]]:
     """Return the files of all variants of a spec, by folder.
 
     With all targets, this includes the folder of the spec, whose function selects a variant.
-    `remark` is called with each remark of each source.
+    `remark` is called with each remark of each source. `change` returns the source that is
+    rendered instead of a source of a variant.
     """
     first = variants[0]
     if single and len(variants) > 1:
@@ -73,7 +79,7 @@ def render_variants(
         )
         hint = f"render its folder, or copy the folder `{first.folder}`"
         raise KgenError(Diagnostic("no-single-file", message, file=str(first.path), hint=hint))
-    made = {one.folder: _rendered(one, targets, single) for one in variants}
+    made = {one.folder: _rendered(one, targets, single, change) for one in variants}
     folders = {folder: texts for folder, (_, texts) in made.items()}
     for found, _ in made.values():
         for source in found.values():
@@ -110,11 +116,15 @@ def _choice(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> dict[str, st
 
 
 def _rendered(
-    loaded: Loaded, targets: Collection[str] | None, single: bool
+    loaded: Loaded,
+    targets: Collection[str] | None,
+    single: bool,
+    change: Change = lambda loaded, source: source,
 ) -> tuple[dict[str, Source], dict[str, str]]:
     """Return the sources of the files of one spec, and their texts."""
     with _blaming(loaded):
-        sources = _settled(loaded, targets, single)
+        found = _settled(loaded, targets, single)
+        sources = {name: change(loaded, source) for name, source in found.items()}
         return sources, {name: _file([loaded], source) for name, source in sources.items()}
 
 
@@ -234,7 +244,7 @@ def _body(source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a
     fragment is empty.
     """
-    text = _tidy(environment.rendered(source.text))
+    text = environment.with_fakes(_tidy(environment.rendered(source.text)), source.register_fake)
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.

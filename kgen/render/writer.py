@@ -22,8 +22,8 @@ from kgen.render import manifest
 from kgen.render.header import body_hash, is_untouched
 from kgen.render.manifest import MANIFEST, Manifest
 
-DEPTH = 4
-"""Largest depth of folders: a variant of a spec, inside an adapter, inside a repository."""
+DEPTH = 5
+"""Largest depth of folders: a variant of a spec, below `REPOSITORY/torch-ext/PACKAGE/_kernels`."""
 
 State = Literal["new", "changed", "unchanged", "pruned", "edited"]
 

@@ -111,10 +111,11 @@ def _where(loaded: Loaded, source: Source) -> str:
     several.
     """
     verification = family(loaded.spec.kernel).verification
-    chip = verification.chip.get() if verification and verification.chip else None
-    if chip is None or source.filename != chip.file:
-        return source.arch or ""
-    return f"{source.arch}; small cases in {chip.interpreter}"
+    chips = verification.chips.get() if verification and verification.chips else ()
+    for chip in chips:
+        if source.filename == chip.file:
+            return f"{source.arch}; small cases in {chip.interpreter}"
+    return source.arch or ""
 
 
 def _state(known: Mapping[str, Mapping[str, Any]], file: str) -> Words:

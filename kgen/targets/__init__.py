@@ -52,6 +52,8 @@ class Source:
     """True if the file imports from `_launch.py`."""
     shared: bool = False
     """True if the file is the same for all specs with one license."""
+    register_fake: str = "torch.library.register_fake({}, lib=_LIBRARY)"
+    """The call that decorates the fake of an operator `{}`."""
     reserved: frozenset[str] = frozenset()
     """Names that the spec's function cannot have. For Python files, kgen finds them in the text."""
 

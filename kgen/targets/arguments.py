@@ -223,8 +223,8 @@ def dense(name: str, tensors: Iterable[str]) -> str:
 
 
 def _words(refused: Iterable[str], derived: bool) -> str:
-    """Return the part of a docstring on derivatives, after the other errors."""
+    """Return the sentence of a docstring on errors of derivatives."""
     if not derived:
-        return "and RuntimeError where a gradient is asked for: there is only the forward pass."
+        return "Raises RuntimeError if a gradient is required: there is no backward pass."
     without = ", or if a tensor without a gradient requires grad" if refused else ""
-    return f"and RuntimeError for derivatives of second order and in forward mode{without}."
+    return f"Raises RuntimeError for second-order and forward-mode derivatives{without}."

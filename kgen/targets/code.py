@@ -3,13 +3,12 @@
 The expressions of a plan (`kgen/expr/nodes.py`) define the result. A `Code` defines how a kernel
 computes it: a name is a row or a column of a tile, and a read is a guarded load. Passes use these
 trees to find uses of names, and to move or remove statements. `str` prints Triton; `spell` and
-`lines` print any of the `LANGUAGES`. A form with `{tl}`, the module, exists only in Triton and
-Gluon.
+`lines` print any of the `LANGUAGES`. A form with `{tl}`, the module, is for Triton and Gluon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -28,6 +27,7 @@ from kgen.expr.spelling import (
     Spelling,
     in_modules,
 )
+from kgen.targets.branches import elif_of
 
 TRITON = "triton"
 GLUON = "gluon"
@@ -261,6 +261,7 @@ class Run(Statement):
     """A call for its effect."""
 
     value: Code
+    note: str = field(default="", compare=False)
     defines = frozenset[str]()
 
     @property
@@ -268,7 +269,8 @@ class Run(Statement):
         return self.value.names
 
     def lines(self, language: str = TRITON) -> list[str]:
-        return [spell(self.value, language) + ";" * (language == CUDA)]
+        end = ";" * (language == CUDA)
+        return [f"{spell(self.value, language)}{end}{noted(self.note, language)}"]
 
     def map(self, change: Callable[[Code], Code]) -> Run:
         return replace(self, value=change(self.value))
@@ -320,9 +322,29 @@ class If(Statement):
         return replace(self, test=test, then=then, other=other)
 
 
-def elif_of(lines: Sequence[str]) -> list[str]:
-    """Return the lines of an `if` as an `elif`."""
-    return [f"el{lines[0]}", *lines[1:]]
+@dataclass(frozen=True)
+class Repeat(Statement):
+    """Statements that run `count` times, in Python."""
+
+    count: Code
+    body: tuple[Statement, ...]
+    note: str = field(default="", compare=False)
+
+    @cached_property
+    def defines(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset().union(*(s.defines for s in self.body))
+
+    @cached_property
+    def uses(self) -> frozenset[str]:  # type: ignore[override]
+        return self.count.names.union(*(s.uses for s in self.body))
+
+    def lines(self, language: str = TRITON) -> list[str]:
+        head = f"for _ in range({spell(self.count, language)}):{noted(self.note, language)}"
+        return [head, *_indented(self.body, language)]
+
+    def map(self, change: Callable[[Code], Code]) -> Repeat:
+        body = tuple(s.map(change) for s in self.body)
+        return replace(self, count=change(self.count), body=body)
 
 
 def noted(note: str, language: str) -> str:
@@ -370,6 +392,9 @@ def with_names(statement: Statement, names: Mapping[str, str]) -> Statement:
             tuple(with_names(s, names) for s in part) for part in (statement.then, statement.other)
         )
         return replace(statement, test=_with(statement.test, names), then=then, other=other)
+    if isinstance(statement, Repeat):
+        body = tuple(with_names(s, names) for s in statement.body)
+        return replace(statement, count=_with(statement.count, names), body=body)
     changed = statement.map(lambda code: _with(code, names))
     if not isinstance(changed, Assign):
         return changed

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from kgen.targets.branches import elif_of
 from kgen.targets.code import (
     CUDA,
     Assign,
@@ -17,7 +18,6 @@ from kgen.targets.code import (
     Op,
     Run,
     Statement,
-    elif_of,
     noted,
     operands_of,
     spell,

@@ -6,7 +6,7 @@ A single file contains their text.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kgen.targets.arguments import Derivatives, Numbers, Refused
@@ -19,6 +19,13 @@ MODULES = ("functools", "itertools", "numbers", "os", "threading")
 
 
 @dataclass(frozen=True)
+class Registry(Template):
+    """The functions that register operators, under a namespace for each file."""
+
+    template: ClassVar[str] = "_registry.j2"
+
+
+@dataclass(frozen=True)
 class LaunchFunctions(Template):
     """The functions, without imports."""
 
@@ -26,6 +33,8 @@ class LaunchFunctions(Template):
 
     derivatives: Derivatives
     numbers: Numbers
+    registry: Template = Registry()
+    """The functions that register operators."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,12 @@ class ImportsLaunch(Template):
 _ALL_DERIVATIVES = Derivatives("", (Refused("", ""),), True, "", transformed=True)
 _FUNCTIONS = LaunchFunctions(_ALL_DERIVATIVES, Numbers(there=True, integers=True))
 LAUNCH_FILE = LaunchFile(_FUNCTIONS, MODULES)
+
+
+def launch_file_with(registry: Template) -> LaunchFile:
+    """Return `_launch.py` with other functions that register operators, without `itertools`."""
+    modules = tuple(module for module in MODULES if module != "itertools")
+    return LaunchFile(replace(_FUNCTIONS, registry=registry), modules)
 
 
 def modules_of(launching: LaunchFunctions | None, *own: str) -> list[str]:

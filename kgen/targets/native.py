@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.spec.common import ParamSpec
 from kgen.spec.load import Loaded
+from kgen.targets.code import CUDA, Code, Name, rewritten, spell, text
 from kgen.targets.template import Template
 
 DTYPES = {
@@ -99,8 +100,8 @@ class Tensor:
     """The name in messages."""
     member: str
     """The name in the struct of arguments."""
-    sizes: tuple[str, ...]
-    """The size of each dimension, as C expressions."""
+    extents: tuple[Code, ...]
+    """The size of each dimension. Its names are numbers of a call."""
     element: str
     """The dtype in specs."""
     words: str
@@ -109,8 +110,13 @@ class Tensor:
     """The largest stride between elements of a row that kernels accept, as a C expression."""
 
     @property
+    def sizes(self) -> tuple[str, ...]:
+        """The size of each dimension, in the functions of the program."""
+        return tuple(in_struct(size, "p->") for size in self.extents)
+
+    @property
     def rank(self) -> int:
-        return len(self.sizes)
+        return len(self.extents)
 
     @property
     def dtype(self) -> str:
@@ -192,6 +198,20 @@ class Native:
     tiles: Sequence[Tiles]
     hint: str = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
     """The remedy in the message if no machine code fits a call."""
+
+
+def in_struct(size: Code, prefix: str) -> str:
+    """Print a size in C. Its names are members of the struct that `prefix` reaches."""
+
+    def member_of(part: Code) -> Code | None:
+        return Name(f"{prefix}{part.name}") if isinstance(part, Name) else None
+
+    return spell(rewritten(size, member_of), CUDA)
+
+
+def fixed(size: int) -> Code:
+    """Return a size that is the same in every call."""
+    return text(str(size))
 
 
 def with_tables(program: Program, tables: Iterable[Table]) -> Program:

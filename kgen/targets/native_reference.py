@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.spec.load import Loaded
-from kgen.targets.native import Tensor, refuse
+from kgen.targets.code import Code, rewritten
+from kgen.targets.native import Tensor, in_struct, refuse
 
 INFIX = {
     "add": "+",
@@ -115,17 +116,35 @@ def spelled(loaded: Loaded) -> Iterator[None]:
         )
 
 
-def dtype_of(tensor: Tensor | Mapping[str, Any]) -> str:
-    """Return the dtype of a tensor in the example."""
-    names = {
-        "KGEN_I32": "INT32",
-        "KGEN_I64": "INT64",
-        "KGEN_U8": "UINT8",
-        "KGEN_I1": "BOOL",
-        "KGEN_FP8E4NV": "FP8",
-    }
-    kind = tensor.dtype if isinstance(tensor, Tensor) else str(tensor["dtype"])
-    return names.get(kind, kind.removeprefix("KGEN_"))
+@dataclass(frozen=True)
+class Sized:
+    """A tensor of the example."""
+
+    member: str
+    dtype: str
+    sizes: tuple[str, ...]
+    """The sizes, as C expressions over the numbers of the example."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A scalar argument of a call."""
+
+    member: str
+    value: float
+
+
+def sized(of: Tensor, prefix: str, others: Mapping[Code, Code] = {}) -> Sized:
+    """Return a tensor of the example, whose numbers are members of the struct that `prefix`
+    reaches. `others` are sizes that the example computes in another way.
+    """
+    sizes = (in_struct(rewritten(size, others.get), prefix) for size in of.extents)
+    return Sized(of.member, dtype_of(of.element), tuple(sizes))
+
+
+def dtype_of(element: str) -> str:
+    """Return the name of a dtype of specs in the example."""
+    return "FP8" if element == "fp8_e4m3" else element.upper()
 
 
 def two_of(sizes: Sequence[int]) -> int:

@@ -271,7 +271,7 @@ def _words(file: Source, gradients: bool) -> str:
     if file.needs:
         words.append(f"with the package {file.needs}")
     if gradients and file.forward_only:
-        words.append("where no gradient is asked for")
+        words.append("if no gradient is required")
     return ", ".join(words)
 
 

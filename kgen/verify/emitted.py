@@ -11,7 +11,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import Chip, Runtime, chips, family
 from kgen.targets import asked_targets, sources
 from kgen.targets.launching import FILENAME as LAUNCH
-from kgen.verify.families import chip_of
+from kgen.verify.families import chips_of
 
 PORTABLE = "triton.py"
 """The Triton file. The kernels for one chip belong to it, although their stems differ."""
@@ -53,11 +53,12 @@ class Emitted:
         """
         return self.path.stem
 
-    def chip(self, problem: Any) -> Chip | None:
-        """The kernels for one chip in a file next to this one; None without that file."""
-        chip = chip_of(problem)
-        there = chip and self.path.name == PORTABLE and self.path.with_name(chip.file).is_file()
-        return chip if there else None
+    def chips(self, problem: Any) -> tuple[Chip, ...]:
+        """The chips whose kernels are in a file next to this one."""
+        if self.path.name != PORTABLE:
+            return ()
+        found = chips_of(problem)
+        return tuple(chip for chip in found if self.path.with_name(chip.file).is_file())
 
     def unable(self, device: str) -> str | None:
         """Reason why it cannot run on `cuda` or `cpu`; None if it can."""

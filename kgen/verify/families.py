@@ -141,7 +141,7 @@ class ChipCases(Protocol):
     def case_names(self, problem: Any) -> tuple[str, ...]:
         """Return names in running order, the same for each group.
 
-        No case of the family has one of these names.
+        No case of the family or of another chip has one of these names.
         """
 
     def imported(self, path: Path, name: str) -> ModuleType:
@@ -153,8 +153,11 @@ class ChipCases(Protocol):
         Returns None if its call launched none of the kernels.
         """
 
-    def unable(self, module: ModuleType) -> str | None:
-        """Return why the interpreter cannot run the kernels of an imported file; None if it can."""
+    def unable(self, names: Mapping[str, Any]) -> str | None:
+        """Return why the kernels of an imported file cannot be imported here; None if they can.
+
+        `names` are the names of the imported file.
+        """
 
     def unused(self, module: ModuleType) -> str | None:
         """Return why calls on this GPU do not run the kernels; None if they do."""
@@ -183,11 +186,11 @@ def family_of(problem: Any) -> Cases:
     return cast("Cases", verification.cases.get())
 
 
-def chip_of(problem: Any) -> Chip | None:
-    """Return the kernels for one chip of a problem, None if there are none."""
+def chips_of(problem: Any) -> tuple[Chip, ...]:
+    """Return the chips for which a problem has special kernels."""
     verification = family(problem.kernel).verified_by(problem.part)
     assert verification is not None, "it made the problem"
-    return cast("Chip", verification.chip.get()) if verification.chip is not None else None
+    return () if verification.chips is None else cast("tuple[Chip, ...]", verification.chips.get())
 
 
 def chip_cases(chip: Chip) -> ChipCases:

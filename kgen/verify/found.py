@@ -25,19 +25,30 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclass
+class OfChip:
+    """The kernels for one chip in a file next to the emitted one."""
+
+    chip: Chip
+    names: Collection[str]
+    """Their cases."""
+    unused: str | None = None
+    """Reason why calls here do not run them."""
+
+    def ran(self, row: Row) -> bool:
+        """True if a row is of one of their cases."""
+        return row["case"] in self.names
+
+
+@dataclass
 class Found:
     """The result of one file: its rows and their device, or the reason why it could not run."""
 
     emitted: Emitted
     cases: int = 0
     """Number of cases."""
-    chip: Chip | None = None
-    """The kernels for one chip next to the file. `chip_names` has their cases."""
-    chip_names: Collection[str] = ()
+    chips: tuple[OfChip, ...] = ()
     where: dict[str, Any] | None = None
     unable: str | None = None
-    unused: str | None = None
-    """Reason why calls here do not run the kernels for one chip."""
 
     def __post_init__(self) -> None:
         self.rows: list[Row] = []
@@ -57,7 +68,8 @@ class Found:
             elif "unable" in row:
                 self.unable = row["unable"]
             elif "unused" in row:
-                self.unused = row["unused"]
+                (of,) = (of for of in self.chips if of.chip.file == row["file"])
+                of.unused = row["unused"]
             else:
                 self.ended += 1
                 self.rows.append(row)
@@ -73,31 +85,40 @@ class Found:
         return self.unbuilt
 
     def leave_out_unrun(self) -> None:
-        """Remove the cases that launched no kernel for one chip. If none did, set `unused`."""
-        unrun = [row["unrun"] for row in self.rows if "unrun" in row]
+        """Remove the cases that launched no kernel of their chip.
+
+        If no case of a chip did, set its `unused`.
+        """
+        unrun = [row for row in self.rows if "unrun" in row]
         self.rows = [row for row in self.rows if "unrun" not in row]
-        if unrun and not any(self._of_chip(row) for row in self.rows):
-            self.unused = unrun[0]
+        for of in self.chips:
+            reasons = [row["unrun"] for row in filter(of.ran, unrun)]
+            if reasons and not any(map(of.ran, self.rows)):
+                of.unused = reasons[0]
 
     def ran(self) -> Iterable[Ran]:
         """Its cases by file and by device."""
         if self.where is None:
             return
-        own = sum(not self._of_chip(row) for row in self.rows)
+        small = [sum(map(of.ran, self.rows)) for of in self.chips]
         device = self.where["device"]
         on_cpu = (
             "in Triton's interpreter" if "triton" in self.emitted.runtime.tools else "on the CPU"
         )
         how = on_cpu if device == ledger.INTERPRETER else f"on {device}"
-        yield Ran(self.emitted.path.name, own, f"cases {how}")
-        if self.chip and (small := len(self.rows) - own):
-            yield Ran(self.chip.file, small, f"small cases in {self.chip.interpreter}")
+        yield Ran(self.emitted.path.name, len(self.rows) - sum(small), f"cases {how}")
+        for of, cases in zip(self.chips, small, strict=True):
+            if cases:
+                yield Ran(of.chip.file, cases, f"small cases in {of.chip.interpreter}")
 
-    def not_run(self) -> Emitted | None:
-        """The file of the kernels for one chip, if they did not run."""
-        if self.chip is None or self.unused is None:
-            return None
-        return replace(self.emitted, path=self.emitted.path.with_name(self.chip.file))
+    def not_run(self) -> Iterator[tuple[Emitted, str]]:
+        """Yield the file of each chip whose kernels did not run, with the reason."""
+        for of in self.chips:
+            if of.unused is not None:
+                yield (
+                    replace(self.emitted, path=self.emitted.path.with_name(of.chip.file)),
+                    of.unused,
+                )
 
     def record(self, generated: Path, digest: str, built: Path | None, *, quick: bool) -> bool:
         """Enter its rows in the ledger; return True if all are right.
@@ -114,9 +135,6 @@ class Found:
         for code in () if built is None else _code_for(built, self):
             ledger.record_package(generated, path, digest, self.rows, where, code, quick=quick)
         return bool(self.rows) and all(row["ok"] for row in self.rows)
-
-    def _of_chip(self, row: Row) -> bool:
-        return row["case"] in self.chip_names
 
 
 def all_that_ran(files: Iterable[Found]) -> tuple[Ran, ...]:

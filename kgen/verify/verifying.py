@@ -17,7 +17,7 @@ from kgen.verify.events import Ended, Judged, LeftOut, Listener, Progressed, ign
 from kgen.verify.families import chip_cases, family_of, problem_of
 from kgen.verify.farm.sharding import WHOLE
 from kgen.verify.farm.tasks import Hands, Here, Messages, Row, Task
-from kgen.verify.found import Found, Interrupted, all_that_ran, archs_built
+from kgen.verify.found import Found, Interrupted, OfChip, all_that_ran, archs_built
 from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.options import RunOptions, VerifyOptions
 from kgen.verify.packages import altered, manifest_of
@@ -175,19 +175,20 @@ def _recorded(
 def _found(file: Emitted, problem: Any, jobs: Sequence[Job], options: VerifyOptions) -> Found:
     """Return the empty result of a file."""
     own = [job for job in jobs if (job.emitted.spec, job.emitted.stem) == (file.spec, file.stem)]
-    chip = file.chip(problem)
-    names = chip_cases(chip).case_names(problem) if chip else ()
     interpreted = options.built is not None and options.device == "cpu"
     unused = "does not run with packages" if interpreted else None
-    return Found(file, sum(len(job.cases) for job in own), chip, names, unused=unused)
+    chips = tuple(
+        OfChip(chip, chip_cases(chip).case_names(problem), unused) for chip in file.chips(problem)
+    )
+    return Found(file, sum(len(job.cases) for job in own), chips)
 
 
 def _leave_out(files: Sequence[Found], built: Path | None, hear: Listener) -> None:
     """Remove the cases that did not run, and report them."""
     for one in files:
         one.leave_out_unrun()
-        if beside := one.not_run():
-            hear(LeftOut(beside, str(one.unused)))
+        for beside, why in one.not_run():
+            hear(LeftOut(beside, why))
         # Without any machine code for the device, the cases of a package have failed.
         if built is None or one.where is None or not archs_built(built, one):
             continue
@@ -348,8 +349,8 @@ def _job(
 
     left_out = () if built is None else OF_FILES
     # Packages have machine code, which no interpreter runs.
-    chip = file.chip(problem) if device == "cpu" and built is None else None
-    small = chip_cases(chip).case_names(problem) if chip else ()
+    chips = file.chips(problem) if device == "cpu" and built is None else ()
+    small = [name for chip in chips for name in chip_cases(chip).case_names(problem)]
     found = tuple(
         (group, name)
         for group in groups

@@ -1,8 +1,8 @@
 """Run the cases of one emitted file in its own process: `python -m kgen.verify.worker JOB`.
 
 JOB is a pickled `Job`. Standard output carries only JSON lines: `{"start": [pass, case]}`, then a
-row. Output of kernels and libraries goes to standard error. On a GPU, `{"unused": why}` reports
-that kernels for one chip do not run.
+row. Output of kernels and libraries goes to standard error. On a GPU, a line names each `file` of
+kernels for one chip. `unused` is the reason why these kernels do not run, or null.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, TypeVar
 
 import torch
 
+from kgen.family import Chip
 from kgen.verify import compare, integration, interpreter
 from kgen.verify.emitted import Emitted
-from kgen.verify.families import ChipCases, Subject, chip_cases, family_of
+from kgen.verify.families import Subject, chip_cases, family_of
 from kgen.verify.processes import serve
 from kgen.verify.toolchain import import_file
 
@@ -70,10 +72,10 @@ def main(job: Job, lines: IO[str]) -> int:
     subject = Subject(problem, file.target, file.path, module, job.device)
     family = family_of(problem)
     checks = integration.named(family)
-    chip = file.chip(problem)
-    if chip and job.device == "cuda":
-        say({"unused": chip_cases(chip).unused(module)})
-    in_interpreter = ChipRunner(chip_cases(chip), subject) if chip and job.device == "cpu" else None
+    chips = file.chips(problem)
+    for chip in chips if job.device == "cuda" else ():
+        say({"unused": chip_cases(chip).unused(module), "file": chip.file})
+    in_interpreter = _runners(chips, subject) if job.device == "cpu" else {}
     for group, name in job.cases:
         say({"start": (group, name)})
         began = time.perf_counter()
@@ -82,8 +84,8 @@ def main(job: Job, lines: IO[str]) -> int:
         try:
             if name in checks:
                 _with_memory(lambda: checks[name](subject))  # noqa: B023
-            elif in_interpreter and name in in_interpreter.names:
-                found, unrun = in_interpreter.run(group, name)
+            elif name in in_interpreter:
+                found, unrun = in_interpreter[name].run(group, name)
             else:
                 found = _with_memory(lambda: family.run_case(subject, group, name))  # noqa: B023
         except Exception as error:
@@ -120,20 +122,27 @@ class ChipRunner:
     It imports the file a second time.
     """
 
-    def __init__(self, chip: ChipCases, subject: Subject) -> None:
-        self.chip, self.subject = chip, subject
-        self.names = chip.case_names(subject.problem)
+    def __init__(self, chip: Chip, subject: Subject) -> None:
+        self.chip, self.cases, self.subject = chip, chip_cases(chip), subject
+        self.names = self.cases.case_names(subject.problem)
         self.module: ModuleType | None = None
 
     def run(self, group: str, name: str) -> tuple[list[compare.Check], str | None]:
         """Return the verdicts of a case, or the reason why none of the kernels ran."""
-        if why := self.chip.unable(self.subject.module):
+        if why := self.cases.unable(vars(self.subject.module)):
             return [], why
         if self.module is None:
-            name_of_module = f"kgen_emitted_{self.subject.problem.name}_chip"
-            self.module = self.chip.imported(self.subject.path, name_of_module)
-        found = self.chip.run_case(replace(self.subject, module=self.module), group, name)
+            stem = Path(self.chip.file).stem
+            name_of_module = f"kgen_emitted_{self.subject.problem.name}_{stem}"
+            self.module = self.cases.imported(self.subject.path, name_of_module)
+        found = self.cases.run_case(replace(self.subject, module=self.module), group, name)
         return ([], NOT_LAUNCHED) if found is None else (found, None)
+
+
+def _runners(chips: Iterable[Chip], subject: Subject) -> dict[str, ChipRunner]:
+    """Return the runner of each case for the kernels of a chip."""
+    runners = [ChipRunner(chip, subject) for chip in chips]
+    return {name: runner for runner in runners for name in runner.names}
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

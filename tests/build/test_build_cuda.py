@@ -219,6 +219,9 @@ def test_a_package_mirrors_its_folder(built: Path) -> None:
     }
     for name in ("triton.py", "cuda.py", "cuda.cu"):
         assert (package / "sources" / name).read_text() == texts[name]
+    # The launcher for C is for nvcc. A package has `c/` instead.
+    assert "cuda_launch.cu" in texts
+    assert not (package / "sources" / "cuda_launch.cu").exists()
     assert "from .cuda import small_norm as function" in texts["__init__.py"]
     assert (package / "__init__.py").read_text() == texts["__init__.py"]
     # Without the CuTe files, the package takes its function from the other files.

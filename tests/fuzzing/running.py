@@ -235,7 +235,7 @@ def _says_nothing(check: Callable[..., Any]) -> Callable[..., Any]:
 
 def _for_hopper(path: Path, name: str) -> Any:
     """Import an emitted file whose Hopper kernels run in the Gluon interpreter."""
-    from kgen.verify.gluon.interpreter import imported
+    from kgen.kernels.attention.schedules.hopper.verify import imported
 
     return imported(path, name)
 

@@ -14,7 +14,7 @@ from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Decision, Obligation, Verdict, decide
 from kgen.prove.statements import Machine, values_of
 from kgen.prove.world import Buffer, World
-from kgen.targets.code import Assign, If, Name, assign, cdiv, load, op, over, row
+from kgen.targets.code import Assign, If, Name, Repeat, assign, cdiv, load, op, over, row
 from kgen.targets.triton.printer import first_at_least
 
 
@@ -66,6 +66,13 @@ def test_what_is_beyond_is_so_for_what_uses_it() -> None:
     one = machine().run([assign("v", op("mystery({0})", "b")), assign("w", row("add", "v", "b"))])
     with pytest.raises(Beyond, match="mystery"):
         one.value(Name("w"))
+
+
+def test_a_name_that_a_loop_assigns_is_beyond() -> None:
+    loop = Repeat(Name("q_idx"), (assign("v", row("add", "v", "b")),))
+    one = machine().run([assign("v", "b"), loop])
+    with pytest.raises(Beyond, match="loop"):
+        one.value(Name("v"))
 
 
 def test_integers_are_kept_with_the_condition_of_their_branch() -> None:

@@ -77,10 +77,10 @@ def test_check_and_the_cache_see_what_is_missing(folder: Folder) -> None:
 
 def test_what_a_repository_starts_with_is_the_users(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
-    card = folder.root / "generated/own_hub/README.md"
+    card = folder.root / "generated/own_hub/CARD.md"
     card.write_text("mine\n")
     assert folder.kgen("render", "--check")[0] == 0
-    package = folder.root / "generated/own_hub/torch-ext/own/own/triton.py"
+    package = folder.root / "generated/own_hub/torch-ext/own/_kernels/triton.py"
     package.write_text(package.read_text() + "# mine\n")
     assert "error[edited]" in folder.kgen("render", spec=BOTH.replace("fp16", "bf16"))[1][0]
     assert folder.kgen("render", "--force")[0] == 0

@@ -4,6 +4,8 @@ words.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ A, B = "a" * 50, "b" * 50
         (f"x: tl.constexpr = {A} + {B} + {A}", f"x: tl.constexpr = (\n    {A} + {B}\n    + {A}\n)"),
         (f"if {A} and {B} and {A}:\n    pass", f"if (\n    {A} and {B}\n    and {A}\n):\n    pass"),
         (f"{A}, {B}, {A} = x", f"(\n    {A}, {B},\n    {A},\n) = x"),
+        (f"return {A}, {B}, {A}", f"return (\n    {A}, {B},\n    {A},\n)"),
         (f"x = [{A} for {B} in {A}]", f"x = [\n    {A}\n    for {B} in {A}\n]"),
         (f"f({A}, lambda {B}, *_: {A})", f"f(\n    {A},\n    lambda {B}, *_: {A},\n)"),
         (f"f(\n    {A}, {B}, {A},\n)", f"f(\n    {A}, {B},\n    {A},\n)"),
@@ -48,6 +51,20 @@ def test_a_long_line_of_python_is_broken(text: str, expected: str) -> None:
 )
 def test_a_short_line_joins_its_brackets(text: str, expected: str) -> None:
     assert laid_out(text) == expected
+
+
+@pytest.mark.parametrize(("layout", "end"), [(laid_out, ""), (laid_out_in_c, ";")])
+def test_nested_brackets_are_indented_up_to_a_depth(layout: Callable[[str], str], end: str) -> None:
+    """The text grows with the number of brackets, and its lines keep room for their operands."""
+    sizes = []
+    for depth in (20, 40, 60):
+        text = reduce(lambda inner, _: f"f({A}, {inner})", range(depth), "x") + end
+        lines = layout(text).split("\n")
+        assert "".join(lines).replace(" ", "").replace(",)", ")") == text.replace(" ", "")
+        assert max(map(len, lines)) <= COLUMNS
+        assert {len(line) - len(line.lstrip()) for line in lines} == {*range(0, 36, 4)}
+        sizes.append(sum(map(len, lines)))
+    assert sizes[2] - sizes[1] <= sizes[1] - sizes[0] + COLUMNS
 
 
 def test_a_message_is_broken_after_a_comma() -> None:

@@ -17,6 +17,9 @@ SPECS = {
     "chunk_output": "head_dim: 64\ntargets: {triton: {}, cute: {}}\n",
 }
 
+OF_LAUNCHER = " These functions launch the kernels of cuda.cu from C and C++ programs."
+"""The sentence that follows the summary in cuda_launch.cu."""
+
 
 def sentences(kernel: str, summary: str) -> set[str]:
     """Yield the first line of every file, and of the docstring of every function with the name of
@@ -29,7 +32,8 @@ def sentences(kernel: str, summary: str) -> set[str]:
             continue  # this file is the same in all folders
         if not name.endswith(".py"):
             _, _, body = source.partition("// body: ")
-            found.add(next(line for line in body.splitlines()[1:] if line).removeprefix("// "))
+            first = next(line for line in body.splitlines()[1:] if line).removeprefix("// ")
+            found.add(first.removesuffix(OF_LAUNCHER))
             continue
         tree = ast.parse(source)
         named = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "sample"]

@@ -20,7 +20,7 @@ from kgen.targets.template import names
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
-FILTERS = {"indent", "join", "lines", *OURS}
+FILTERS = {"fake_of", "indent", "join", "lines", *OURS}
 PLAIN = (
     nodes.Template,
     nodes.Output,

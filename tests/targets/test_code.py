@@ -23,6 +23,7 @@ from kgen.targets.code import (
     If,
     Name,
     Op,
+    Repeat,
     Run,
     as_type,
     assign,
@@ -285,3 +286,22 @@ def test_statements_of_cuda_read_as_written_by_hand():
     part = [new("y", product), out("out[i]", row("neg", Name("y")))]
     for statements in (twice, part):
         assert stored_at_once(statements) == statements
+
+
+def test_a_loop_that_repeats() -> None:
+    step = Assign(("n",), (op("skip({0}, {1})", "n", "ring"),))
+    loop = Repeat(Name("count"), (Run(op("wait({0})", "ring"), "for data"), step), "in order")
+    assert lines_of([loop]) == [
+        "for _ in range(count):  # in order",
+        "    wait(ring)  # for data",
+        "    n = skip(n, ring)",
+    ]
+    assert (loop.defines, loop.uses) == ({"n"}, {"count", "n", "ring"})
+    other = with_names(loop, {"n": "m", "count": "more"})
+    assert (other.defines, other.uses) == ({"m"}, {"more", "m", "ring"})
+    assert needed([assign("count", A), loop, assign("x", B)], ["n"]) == [assign("count", A), loop]
+
+
+def test_a_call_with_a_note() -> None:
+    assert Run(op("wait()"), "for data").lines(CUDA) == ["wait();  // for data"]
+    assert Run(op("wait()"), "for data") == Run(op("wait()"))

@@ -19,10 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_device_code_includes_nothing():
-    for path in (ROOT / "generated").glob("*/cuda.cu"):
-        device, _, host = path.read_text().partition("#ifndef __CUDACC_RTC__")
-        assert "#include" not in device
-        assert "#include <cuda_runtime.h>" in host
+    """The launcher for C and C++ is a file of its own, which includes the kernels."""
+    paths = sorted((ROOT / "generated").glob("*/cuda.cu"))
+    assert len(paths) == 10
+    for path in paths:
+        device, host = path.read_text(), path.with_name("cuda_launch.cu").read_text()
+        assert not any(word in device for word in ("#include", 'extern "C"', "__CUDACC_RTC__"))
+        assert host.count("__global__") == 0
+        assert '#include "cuda.cu"' in host
+        assert 'extern "C" cudaError_t' in host
 
 
 def test_every_function_is_one_of_cuda(verdict):

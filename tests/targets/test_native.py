@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from kgen.diagnostics import KgenError
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Type
 from kgen.expr.rows import Function
+from kgen.kernels.attention.targets.triton.native_tensors import blocks
 from kgen.spec.load import loads
-from kgen.targets.native import member, prefix_of
-from kgen.targets.native_reference import FUNCTIONS, in_cpp
+from kgen.targets import code
+from kgen.targets.code import Code, Name
+from kgen.targets.native import DTYPES, Tensor, fixed, in_struct, member, prefix_of
+from kgen.targets.native_reference import FUNCTIONS, Sized, dtype_of, in_cpp, sized
 
 ROOT = Path(__file__).resolve().parents[2]
 REALS, WHOLES = (0.3, -1.75, 2.5), (7, -3, 2)
@@ -28,6 +32,39 @@ def test_words_of_c_give_way() -> None:
     assert member("double", ()) == "double_"
     assert member("q", {"q", "q_"}) == "q__"
     assert member("slopes", {"q"}) == "slopes"
+
+
+@pytest.mark.parametrize(
+    ("size", "in_program", "in_example"),
+    [
+        (fixed(64), "64", "64"),
+        (Name("HQ"), "p->HQ", "sizes.HQ"),
+        (code.row("mul", Name("NT"), fixed(64)), "p->NT * 64", "sizes.NT * 64"),
+        (code.row("add", "SQ", "SK"), "p->SQ + p->SK", "sizes.SQ + sizes.SK"),
+        (blocks("SQ"), "kgen_cdiv(p->SQ, 128)", "kgen_cdiv(sizes.SQ, 128)"),
+    ],
+)
+def test_a_size_is_printed_for_the_struct_that_holds_it(
+    size: Code, in_program: str, in_example: str
+) -> None:
+    assert in_struct(size, "p->") == in_program
+    assert in_struct(size, "sizes.") == in_example
+    assert Tensor("x", "x", "x", (size,), "bf16", "").sizes == (in_program,)
+
+
+def test_every_family_has_the_same_tensors_in_its_example() -> None:
+    rows, ends = Name("rows"), code.row("add", Name("N"), fixed(1))
+    tensor = Tensor("x", "x", "x_", (rows, ends, blocks("SQ")), "fp8_e4m3", "")
+    others: dict[Code, Code] = {rows: Name("R"), ends: code.text("int64_t(ends.size())")}
+    assert sized(tensor, "sizes.", others) == Sized(
+        "x_", "FP8", ("sizes.R", "int64_t(ends.size())", "kgen_cdiv(sizes.SQ, 128)")
+    )
+
+
+@pytest.mark.parametrize("element", DTYPES)
+def test_the_example_has_every_dtype(element: str) -> None:
+    header = (ROOT / "templates/c/kgen_example.h").read_text(encoding="utf-8")
+    assert re.search(rf"\b{dtype_of(element)}\b", header)
 
 
 def test_a_header_of_c_is_no_name_of_a_package() -> None:

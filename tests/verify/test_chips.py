@@ -5,6 +5,7 @@ not run.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 from support.interpreters.own_process import verified
 
-from kgen.kernels.attention import FAMILY
+from kgen.kernels.attention.schedules import CHIPS
 from kgen.spec.load import load
 from kgen.verify.emitted import emitted_files
 from kgen.verify.events import Ended, Event, LeftOut, Ran
 from kgen.verify.families import problem_of
-from kgen.verify.found import Found
+from kgen.verify.found import Found, OfChip
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = "hopper-one"
@@ -92,10 +93,32 @@ def test_a_gpu_says_why_it_does_not_run_them(because: str, monkeypatch: pytest.M
     (file,) = (
         one for one in emitted_files(ROOT / "generated", load(ROOT / "specs/causal_d64.yaml"))
     )
-    found = Found(file, chip=FAMILY.verification.chip.get())
-    found.add([{"unused": why}])
-    beside = found.not_run()
-    assert (beside and beside.path.name) == ("hopper.py" if because else None)
+    found = Found(file, chips=tuple(OfChip(chip, ()) for chip in CHIPS))
+    found.add([{"unused": why, "file": "hopper.py"}])
+    left_out = [(beside.path.name, reason) for beside, reason in found.not_run()]
+    assert left_out == ([("hopper.py", why)] if because else [])
+
+
+def test_each_chip_has_its_own_reason() -> None:
+    (file,) = emitted_files(ROOT / "generated", load(ROOT / "specs/causal_d64.yaml"))
+    (hopper,) = CHIPS
+    others = [replace(hopper, file=f"{name}.py") for name in ("ran", "unused", "unrun")]
+    found = Found(file, chips=tuple(OfChip(chip, (chip.file,)) for chip in others))
+    found.where = {"device": "cpu"}
+    rows: list[dict[str, Any]] = [
+        {"unused": None, "file": "ran.py"},
+        {"unused": "is for another chip", "file": "unused.py"},
+        {"pass": "forward", "case": "one"},
+        {"pass": "forward", "case": "ran.py"},
+        {"pass": "forward", "case": "unrun.py", "unrun": "launched nothing"},
+    ]
+    found.add(rows)
+    found.leave_out_unrun()
+    assert {beside.path.name: why for beside, why in found.not_run()} == {
+        "unused.py": "is for another chip",
+        "unrun.py": "launched nothing",
+    }
+    assert [(ran.file, ran.cases) for ran in found.ran()] == [("triton.py", 1), ("ran.py", 1)]
 
 
 def test_kernels_that_no_case_launched_are_not_run(tmp_path: Path, verdict: Any) -> None:

@@ -11,7 +11,7 @@ FAMILY = Family(
     verification=Verification(
         problem=Lazy("kgen.kernels.attention.verify.problem:problem_of"),
         cases=Lazy("kgen.kernels.attention.verify.cases"),
-        chip=Lazy("kgen.kernels.attention.schedules:CHIP"),
+        chips=Lazy("kgen.kernels.attention.schedules:CHIPS"),
     ),
     parts={
         "delta": Verification(
@@ -32,5 +32,12 @@ FAMILY = Family(
         "transformers": Lazy("kgen.kernels.attention.adapt.transformers:adapter"),
         "context_parallel": Lazy("kgen.kernels.attention.adapt.context_parallel:adapter"),
         "hub": Lazy("kgen.kernels.attention.adapt.hub:adapter"),
+        "torch": Lazy("kgen.kernels.attention.adapt.flash:torch_adapter"),
+        "flash_attn": Lazy("kgen.kernels.attention.adapt.flash:flash_attn_adapter"),
+        "torchtitan": Lazy("kgen.kernels.attention.adapt.torchtitan:adapter"),
+    },
+    packages={
+        "torch": Lazy("kgen.kernels.attention.adapt.flash:torch_package"),
+        "flash_attn": Lazy("kgen.kernels.attention.adapt.flash:flash_attn_package"),
     },
 )

@@ -18,4 +18,5 @@ FAMILY = Family(
         plot=Lazy("kgen.kernels.norm.bench.plot:plot"),
     ),
     varies={"dtype": dtype_of("x")},
+    adapters={"hub": Lazy("kgen.kernels.norm.adapt.hub:adapter")},
 )

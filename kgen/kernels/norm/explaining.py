@@ -77,7 +77,7 @@ def _forward(plan: NormPlan) -> Iterator[Block]:
     )
     if plan.saves:
         saved = Code(" and ".join(plan.saves))
-        yield Prose(words("saves ", saved, " for backward, where a gradient is asked for"))
+        yield Prose(words("saves ", saved, " for backward, if a gradient is required"))
 
 
 def _backward(plan: NormPlan) -> Iterator[Block]:

@@ -12,6 +12,7 @@ from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.nodes import Node, Type, variables
 from kgen.expr.scope import Scope
 from kgen.expr.spelling import Accuracy
+from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
     Expression,
@@ -217,8 +218,11 @@ class Quantize(SpecModel):
 
 if TYPE_CHECKING:
     from kgen.spec.targets import Targets
+
+    Adapters = tuple[str, ...]
 else:
     Targets = targets_model("norm", __name__)
+    Adapters = adapters_field("norm")
 
 
 # --- the spec ------------------------
@@ -314,6 +318,10 @@ class NormSpec(SpecModel):
     """Kernels to emit: [forward] or [forward, backward]."""
     targets: Targets = Targets.model_validate({"triton": {}})
     """Languages of the emitted kernels, each with its options."""
+    adapters: Adapters = ()
+    """Programs that call the kernels. `kgen render` writes a package for each, as `kgen adapt`
+    does.
+    """
 
     @property
     def accuracy(self) -> Accuracy:

@@ -30,7 +30,8 @@ from unittest import mock
 from torch import Tensor
 
 from kgen.expr.functions import TABLE
-from kgen.family import chips
+from kgen.family import Chip
+from kgen.verify.call import take_portable_kernels
 from kgen.verify.gluon import memory
 from kgen.verify.gluon.begun import Begun
 from kgen.verify.gluon.language import gl, no_layout
@@ -160,14 +161,14 @@ BOTH = {"_tile_and_head"} | {
 """Helpers that kernels in Triton and in Gluon call."""
 
 
-def prepare(module: Any, multiprocessors: int = 3) -> None:
-    """Make an emitted module's launcher use its Gluon kernels here, if TMA could load the
-    operands.
+def prepare(module: Any, chip: Chip, multiprocessors: int = 3) -> None:
+    """Make an emitted module's launcher use its Gluon kernels for a chip here, if TMA could load
+    the operands.
     """
     import triton.language as tl
 
-    for chip in chips():
-        setattr(module, chip.choice, lambda *tensors: all(module._by_tma(x) for x in tensors))
+    take_portable_kernels(module)
+    setattr(module, chip.choice, lambda *tensors: all(module._by_tma(x) for x in tensors))
     module._multiprocessors = lambda device: multiprocessors
     module.gdc_wait = lambda: running.overlap.wait(own.place)
     # Kernels in Triton call it, too. The launch before them has ended.
@@ -182,15 +183,15 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
             setattr(module, name, _of_both(value, vars(module)))
 
 
-def imported(path: Path, name: str) -> Any:
-    """Import an emitted file as `import_file`, with Gluon kernels that run in this interpreter."""
+def imported(path: Path, name: str, chip: Chip) -> Any:
+    """Import an emitted file as `import_file`, with Gluon kernels for a chip that run in this
+    interpreter.
+    """
     with installed():
         module: Any = import_file(path, name)
-        beside = [
-            getattr(module, chip.module)() for chip in chips() if hasattr(module, chip.module)
-        ]
-    for one in filter(None, (module, *beside)):
-        prepare(one)
+        beside = [getattr(module, chip.module)()] if hasattr(module, chip.module) else []
+    for one in (module, *beside):
+        prepare(one, chip)
     return module
 
 

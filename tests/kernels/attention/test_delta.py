@@ -65,8 +65,8 @@ def test_kgen_compile_reports_what_the_launcher_launches(tmp_path, verdict):
 
 
 def test_deltas_are_for_nvcc_too(tmp_path, verdict):
-    path = ROOT / "generated" / "causal" / "cuda.cu"
-    verdict(None, nvcc.versions(), path)
+    path = ROOT / "generated" / "causal" / "cuda_launch.cu"
+    verdict(None, nvcc.versions(), path, path.with_name("cuda.cu"))
     assert " T causal_delta\n" in nvcc.symbols(path, tmp_path)
 
 

@@ -215,8 +215,8 @@ def _release(ring: str, indent: int = 8, i: str = "n_used") -> str:
 SCORES_OF_KEYS = "        qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)\n"
 WAIT_FOR_KEYS = "        _consumer_wait(kv_ring, n_used)\n"
 WAIT_FOR_DELTA = (
-    "        gdc_wait()  # for delta; what comes after this kernel need not wait for it any "
-    "more, and may"
+    "        gdc_wait()  # for delta; the next kernel starts after this, "
+    "so it need not wait for delta"
 )
 ACC = "        acc = warpgroup_mma_wait(0, deps=[acc_async])"
 DV_DK = "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])"
@@ -226,7 +226,8 @@ EARLY = {
     "keys freed before they are read": _swapped(
         "    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])",
         "    if PENDING == 0:\n"
-        "        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed",
+        "        _consumer_release(kv_ring, i)  # the first slot has only K, "
+        "because V is one tile behind",
     ),
     "keys and values freed before they are read": _swapped(
         ACC, _release("kv_ring"), "        acc = _res"
@@ -252,12 +253,12 @@ EARLY = {
         "pass  # for delta",
     ),
     "dq begins before delta is there": _swapped(
-        f"{WAIT_FOR_DELTA} begin",
+        WAIT_FOR_DELTA,
         "        gdc_launch_dependents()",
     ),
     "dq over before dk and dv": (
-        "    gdc_wait()  # dq, which",
-        "    pass  # dq, which",
+        "    gdc_wait()  # dq overlaps",
+        "    pass  # dq overlaps",
     ),
     "tiles published before the counter is zero": (
         "            gdc_wait()  # forward",
@@ -482,8 +483,8 @@ def _problem(name: str) -> Any:
 
 def _module(path: Path) -> Any:
     """Import an emitted file whose Hopper kernels run in the interpreter."""
+    from kgen.kernels.attention.schedules.hopper.verify import imported
     from kgen.verify import interpreter
-    from kgen.verify.gluon.interpreter import imported
 
     torch.set_num_threads(1)
     interpreter.mend()

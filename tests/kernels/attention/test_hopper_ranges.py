@@ -36,8 +36,8 @@ def _furthest(path: Path, end: str) -> float:
 
     If keys past the length counted, P would be infinite, because `exp2(-lse)` overflows.
     """
+    from kgen.kernels.attention.schedules.hopper.verify import imported
     from kgen.verify import interpreter
-    from kgen.verify.gluon.interpreter import imported
 
     torch.set_num_threads(1)
     interpreter.mend()

@@ -25,6 +25,7 @@ from kgen.verify.resources import usage_of
 from kgen.verify.toolchain import import_file
 
 GENERATED = Path(__file__).resolve().parents[3] / "generated"
+LAUNCHER = "cuda_launch.cu"
 
 
 def emitted(spec: Path, folder: Path) -> Path:
@@ -209,7 +210,7 @@ def test_rows_of_a_thread_are_of_one_head(tmp_path):
     # The C side also refuses widths that no shape supports.
     widest = {s[-1].width for s in module._SHAPES.values()}
     assert (
-        set(map(int, re.findall(r"width_ > (\d+)", path.with_suffix(".cu").read_text()))) == widest
+        set(map(int, re.findall(r"width_ > (\d+)", path.with_name(LAUNCHER).read_text()))) == widest
     )
     for rows, shape_rows, resident, turns in product(
         (1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)
@@ -224,12 +225,13 @@ def test_rows_of_a_thread_are_of_one_head(tmp_path):
 
 
 def test_a_file_has_the_shapes_of_its_plan(tmp_path):
-    """The tables of both files have the same rows. The launcher does not parse the C++ file."""
+    """The tables of both launchers have the same rows. `cuda.py` does not parse the C++ file."""
     spec = load(norm(tmp_path, *NORMS["layer"]))
     path = emitted(Path(spec.path), tmp_path / "out") / "sample" / "cuda.py"
     plan = plan_norm(spec)
     wanted = {"forward": forward_shapes(plan), "backward": backward_shapes(plan)}
-    text = path.with_suffix(".cu").read_text()
+    text = path.with_name(LAUNCHER).read_text()
+    path.with_name(LAUNCHER).unlink()
     path.with_suffix(".cu").unlink()
     shapes = import_file(path, "emitted_tables")._SHAPES
     assert [*shapes] == [*wanted]
@@ -277,15 +279,17 @@ def test_a_file_has_what_its_widths_need(tmp_path, width, clusters, any_width):
 
 @pytest.mark.parametrize("which", sorted(NORMS))
 def test_lines_of_cuda_have_at_most_120_columns(tmp_path, which):
-    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
-    assert [line for line in path.read_text().splitlines() if len(line) > 120] == []
+    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample"
+    for name in ("cuda.cu", LAUNCHER):
+        text = (path / name).read_text()
+        assert [line for line in text.splitlines() if len(line) > 120] == []
 
 
 @pytest.mark.parametrize("which", ["heads", "mods", "eight bits", "bare"])
 def test_norms_are_for_nvcc_too(tmp_path, which, verdict):
     spec = norm(tmp_path, *NORMS[which])
-    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.cu"
-    verdict(problem_of(load(spec)), nvcc.versions(), path)
+    path = emitted(spec, tmp_path / "out") / "sample" / LAUNCHER
+    verdict(problem_of(load(spec)), nvcc.versions(), path, path.with_name("cuda.cu"))
     symbols = nvcc.symbols(path, tmp_path)
     assert " T sample_forward\n" in symbols
     assert (" T sample_backward\n" in symbols) == (which != "eight bits")
@@ -294,7 +298,7 @@ def test_norms_are_for_nvcc_too(tmp_path, which, verdict):
 def test_clusters_need_code_that_has_cluster_instructions(tmp_path):
     """The driver compiles PTX of an older chip for any chip, but without these instructions."""
     texts = {
-        which: (emitted(norm(tmp_path, *NORMS[which]), tmp_path / which) / "sample" / "cuda.cu")
+        which: (emitted(norm(tmp_path, *NORMS[which]), tmp_path / which) / "sample" / LAUNCHER)
         for which in sorted(NORMS)
     }
     for which, path in texts.items():
@@ -322,7 +326,7 @@ def test_norms_run_from_c(tmp_path, width, code):
         pytest.skip("there is no CUDA device")
     spec = norm(tmp_path, "norm: layer", f"width: {width}", "bias: true", "dtype: bf16")
     nvcc.symbols(
-        emitted(spec, tmp_path / "out") / "sample" / "cuda.cu",
+        emitted(spec, tmp_path / "out") / "sample" / LAUNCHER,
         tmp_path,
         code,
         "-shared",
@@ -369,6 +373,12 @@ def test_norms_run_from_c(tmp_path, width, code):
     )
 
 
+def test_the_kernels_of_a_norm_are_short():
+    """People read `cuda.cu` from top to bottom."""
+    text = (GENERATED / "rms_norm" / "cuda.cu").read_text()
+    assert len(text.splitlines()) <= 700
+
+
 @pytest.mark.parametrize("which", sorted(NORMS))
 def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
@@ -387,6 +397,12 @@ def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
             given = re.findall(r"(\w+)(?:,|$)", params)
             assert len(given) > 3
             assert {p for p in given if not re.search(rf"\b{p}\b", body)} == set(), name
+    host = re.sub(r"//.*", "", path.with_name(LAUNCHER).read_text())
+    named = re.findall(
+        r"^(?:inline |auto |cudaError_t |struct )+(?:int )?(\w+)", host, re.MULTILINE
+    )
+    assert {"Shape", "forward_kernels", "configure", "launch", "vector_of", "run_first"} <= {*named}
+    assert {n for n in named if len(re.findall(rf"\b{n}\b", host)) < 2} == set()
     # An RMS norm does not subtract the mean.
     assert ("mean" in re.sub(r"means?\[|means\b", "", text)) == (
         which not in ("rms", "heads", "bare")

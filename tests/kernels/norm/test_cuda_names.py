@@ -1,4 +1,4 @@
-"""Names of a spec do not collide with names in the CUDA file.
+"""Names of a spec do not collide with names in the CUDA files.
 
 The test checks definitions in the C++ text.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 from support.specs.collecting import apart
@@ -77,7 +77,8 @@ def in_the_way(loaded: Loaded) -> set[str]:
     """Return possible spec names for which the file would define a name that it has already."""
     other = apart(loaded)
     spelled, found = Spelled(plan_norm(loaded)), set[str]()
-    for words in definitions(render_spec(other, ["cuda"])["cuda.cu"]):
+    files = render_spec(other, ["cuda"])
+    for words in chain(*(definitions(files[name]) for name in ("cuda.cu", "cuda_launch.cu"))):
         # Constants are in capitals. Names in mixed case are not derived from spec names.
         own = {w.lower() for w in words if not MARK.search(w) and w in (w.lower(), w.upper())}
         for word, name in product(map(str.lower, words), (*other.spec.buffers, *other.spec.params)):

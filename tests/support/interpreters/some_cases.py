@@ -29,10 +29,10 @@ def failures(text: str, path: Path, cases: Sequence[Case | str], hopper: bool = 
 
     A case is drawn, or the name of a case of `kgen verify`.
     """
+    from kgen.kernels.attention.schedules.hopper.verify import imported
     from kgen.kernels.attention.verify import cases as verification
     from kgen.verify import interpreter
     from kgen.verify.families import Subject
-    from kgen.verify.gluon.interpreter import imported
 
     torch.set_num_threads(1)
     interpreter.mend()

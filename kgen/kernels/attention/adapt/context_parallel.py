@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import symtable
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.nodes import Type
 from kgen.family import family
 from kgen.kernels.attention.adapt.context_parallel_template import (
+    IN_FUNCTIONS,
+    IN_MODULE,
     Intervals,
     Kernels,
     Package,
@@ -51,7 +52,8 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     parts = loads_variants(text, path)
     name = f"{variants[0].spec.name}_context_parallel"
     _require_names(variants[0])
-    files = {"__init__.py": _rendered(variants[0], part, parts)}
+    package = _package(_Facts(variants[0], part, parts))
+    files = {"__init__.py": render_source(variants[:1], Source("__init__.py", package))}
     for file in FILES:
         shipped = (SHIPPED / file).read_text(encoding="utf-8")
         files[file] = render_source(variants, Source(file, Verbatim(shipped)))
@@ -62,58 +64,17 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     return Adapter(made, specs=tuple(parts))
 
 
-def _rendered(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded]) -> str:
-    """Render `__init__.py`."""
-    return render_source([loaded], Source("__init__.py", _package(_Facts(loaded, part, parts))))
-
-
 def _require_names(loaded: Loaded) -> None:
     """Raise `KgenError` if a name of the spec conflicts with a name in the package's file."""
     spec = loaded.spec
-    names = {spec.name: "own", **dict.fromkeys((*spec.buffers, *spec.params), "given")}
-    for name, kind in names.items():
-        if name in _names(kind):
+    taken = dict.fromkeys((*spec.buffers, *spec.params), IN_FUNCTIONS) | {spec.name: IN_MODULE}
+    for name, own in taken.items():
+        if name in own:
             message = f"`{name}` is already a name in the package for several ranks"
             path = loaded.path.as_posix()
             raise KgenError(
                 Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name")
             )
-
-
-PROBES = """kernel: attention
-name: own
-dtype: bf16
-head_dim: 16
-sinks: true
-varlen: {varlen}
-buffers: {{given_learned: {{shape: [HQ], dtype: fp32, grad: true}}}}
-params: {{given_number: {{type: int, runtime: true}}, given_real: {{type: float, runtime: true}}}}
-score_mod: score * given_real + given_learned[h]
-mask_mod: q_idx >= kv_idx - given_number
-"""
-"""Specs with unique names that use every feature. Their files show all names of a package."""
-
-
-@cache
-def _names(kind: str) -> frozenset[str]:
-    """Return the names of the package's file that share a scope with the spec's names of this
-    kind.
-    """
-    found = set()
-    for varlen in ("false", "true"):
-        (loaded,) = loads_variants(PROBES.format(varlen=varlen), Path("own.yaml"))
-        part = part_of(loaded)
-        text = _rendered(loaded, part, loads_variants(part.text(), loaded.path))
-        scopes = [symtable.symtable(text, "", "exec")]
-        for scope in scopes:  # the list grows during the loop
-            scopes += scope.get_children()
-            names = scope.get_identifiers()
-            found |= (
-                {*names}
-                if any(name.removeprefix("d").startswith(kind) for name in names)
-                else set()
-            )
-    return frozenset(found)
 
 
 @dataclass(frozen=True)

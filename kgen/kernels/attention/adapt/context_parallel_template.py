@@ -10,6 +10,22 @@ from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.targets.arguments import Derivatives, Numbers
 from kgen.targets.template import Template
 
+_MODULE = """
+Optional Tensor bool cache first_at_least float import_module int itertools math numbers str torch
+tuple where
+"""
+IN_MODULE = frozenset(_MODULE.split())
+"""Names of the module that the function of a spec cannot have. Other names begin with `_`."""
+_FUNCTIONS = """
+SK SQ b back batch call ctx cu_seqlens_k cu_seqlens_q dk dlse dout dq dsinks dv first_at_least group
+h heads inputs int k kv_heads kv_last kv_length kv_start learned length lse math max min out output
+plan q q_last q_start ranks reduce_gradients return_lse scale sharding sinks torch v where
+"""
+IN_FUNCTIONS = frozenset(_FUNCTIONS.split())
+"""Names in functions that have the buffers and parameters of a spec as variables. Other names begin
+with `_`.
+"""
+
 
 @dataclass(frozen=True)
 class Usage:

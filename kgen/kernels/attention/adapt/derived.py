@@ -3,6 +3,7 @@
 cached        for caches and padded sequences: query i has position q_start[b] + i, key j has
               kv_start[b] + j, and only the keys kv_first[b] <= j < kv_end[b] are valid; the window
               is the argument `sliding_window`
+packed        for continuous batching: packed sequences, whose last query is at the last key
 everywhere    without the window, for layers of a model that have none
 causal        for a spec without a mask: only keys up to each query
 """
@@ -25,7 +26,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
 from kgen.expr.canonical import canonical
 from kgen.expr.fold import folded
-from kgen.expr.mask_form import all_of, conjuncts
+from kgen.expr.mask_form import TRUE, all_of, conjuncts
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, buffers_of, substitute, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
 from kgen.flex.text import written
@@ -152,6 +153,40 @@ class Variant:
             "cached", "for caches and padded sequences", trees, buffers, passes, labels
         )
 
+    @property
+    def packs(self) -> bool:
+        """True if kernels for packed sequences can compute the attention.
+
+        They know the number of a sequence and the distance of a query and a key. The position of a
+        key is known without a window only: the cache of a window has dropped the first keys.
+        """
+        shapes = [size for b in self.spec.buffers.values() for size in b.shape]
+        trees = [self.with_numbers(t) for n, t in self.trees.items() if n != "mask_mod"]
+        trees += [c for c in self.conditions if self._width(c) is None]
+        apart = call("ge", Q_IDX, KV_IDX)
+        zero = Const(0, Type.INT)
+        relative: dict[Node, Node] = {apart: TRUE, DISTANCE: zero}
+        relative |= {call("sub", KV_IDX, Q_IDX): zero}
+        left = [substitute(tree, relative) for tree in trees]
+        positions = {name for tree in left for name in variables(tree)} & {"q_idx", "kv_idx"}
+        known = self.window is None or not positions
+        return known and not {"B", "SQ", "SK"} & {*map(str, shapes)} and not self._reads_batch()
+
+    def _reads_batch(self) -> bool:
+        return any("b" in variables(tree) for tree in self.trees.values())
+
+    def packed(self) -> str:
+        """The YAML of the same attention over packed sequences, the last query at the last key."""
+        self._refuse_sizes()
+        kept = [c for c in self.conditions if self.window is None or self._width(c) is None]
+        if self.window is not None:
+            kept.append(call("lt", DISTANCE, Var(WINDOW, Type.INT)))
+        trees = {**self.trees, "mask_mod": all_of(kept)} if kept else dict(self.trees)
+        at = call("sub", call("add", Q_IDX, Var("SK", Type.INT)), Var("SQ", Type.INT))
+        trees = {field: substitute(tree, {Q_IDX: at}) for field, tree in trees.items()}
+        words = "for continuous batching"
+        return self._text("packed", words, trees, {}, ["forward"], {at: "q_at"})
+
     # --- parts ------------------------
 
     @property
@@ -181,14 +216,16 @@ class Variant:
         labels: Mapping[Node, str] = MappingProxyType({}),
     ) -> str:
         """Return the YAML of a spec with other trees and further buffers."""
-        cached = word == "cached"
+        cached = word in ("cached", "packed")
         used = {name for tree in trees.values() for name in variables(tree)}
         read = {n for tree in trees.values() for n in buffers_of(tree)}
         own = self.given.get("buffers") or {}
         tables = {n: _open(b) if cached else b for n, b in own.items() if n in read}
+        if "backward" not in passes:
+            tables = {n: _without_gradient(b) for n, b in tables.items()}
         params = {WINDOW: {"type": "int", "runtime": True}} if cached and WINDOW in used else {}
         fields: dict[str, Any] = {"sinks": True} if self.spec.sinks else {}
-        fields |= {"align": "start"}
+        fields |= {"varlen": True} if word == "packed" else {"align": "start"}
         return Derived(
             self, word, words, trees, {**tables, **buffers}, passes, params, labels, fields
         ).yaml()
@@ -296,6 +333,11 @@ def _in_flow(mapping: Mapping[str, Any]) -> CommentedMap:
     found = CommentedMap(mapping)
     found.fa.set_flow_style()
     return found
+
+
+def _without_gradient(buffer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a buffer of a spec without a backward pass."""
+    return {field: value for field, value in buffer.items() if field != "grad"}
 
 
 def _open(buffer: Mapping[str, Any]) -> dict[str, Any]:

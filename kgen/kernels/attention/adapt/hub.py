@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kgen.diagnostics import Diagnostic, KgenError
@@ -15,12 +15,9 @@ from kgen.flex.flexcode import mod_functions
 from kgen.kernels.attention.adapt.derived import Variant
 from kgen.kernels.attention.adapt.shared import Head, head_of
 from kgen.kernels.attention.spec import ANY, AttentionSpec, Buffer
-from kgen.pages.markdown import fenced
 from kgen.render.adapters import Adapter
-from kgen.render.rendering import render_source, render_text, render_variants
+from kgen.render.hub import Layer, Parts, Repository, repository, repository_of
 from kgen.spec.load import Loaded
-from kgen.spec.user_text import UserText
-from kgen.targets import Source, opening, opening_in_markdown
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -28,6 +25,7 @@ SQ, SK = Var("SQ", Type.INT), Var("SK", Type.INT)
 LAST_AT_LAST = call("ge", call("sub", call("add", Q_IDX, SK), SQ), KV_IDX)
 """The causal mask of flash-attn: the last query sees the last key."""
 DISTANCE = call("sub", call("sub", call("add", Q_IDX, SK), KV_IDX), SQ)
+FLASH = ("flash_attn_func", "flash_attn_varlen_func")
 LENGTH = 256
 """Number of queries and keys in the generated tests: a multiple of the lengths that specs
 promise.
@@ -73,57 +71,24 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Package(Template):
-    """Values for `__init__.py` of the package."""
+class FlashFile(Template):
+    """Values for the flash-attn functions in `__init__.py` of the package."""
 
-    template: ClassVar[str] = "attention/adapters/hub.j2"
+    template: ClassVar[str] = "attention/adapters/hub_flash.j2"
 
     name: str
-    summary: str
-    repository: str
-    call: str
-    flash: FlashFunctions | None
+    flash: FlashFunctions
     head: Head
 
 
 @dataclass(frozen=True)
-class BuildFile(Template):
-    """Values for `build.toml`."""
-
-    template: ClassVar[str] = "attention/adapters/build.toml.j2"
-
-    repository: str
-    license: str
-
-
-@dataclass(frozen=True)
-class Card(Template):
-    """Values for `README.md`."""
-
-    template: ClassVar[str] = "attention/adapters/card.md.j2"
-
-    name: str
-    paragraph: str
-    repository: str
-    license_id: str
-    call: str
-    flash: FlashFunctions | None
-    gradients: bool
-    yaml: str
-    """The spec as a block of code."""
-
-
-@dataclass(frozen=True)
 class TestFile(Template):
-    """Values for `tests/test_<name>.py`."""
+    """Values for `tests/test_<name>.py`, which tests the first variant."""
 
     template: ClassVar[str] = "attention/adapters/hub_test.py.j2"
 
     name: str
-    tested: str
-    """The names that the test imports from the package."""
-    pytest: str | None
-    """The statement that imports pytest."""
+    repository: str
     length: int
     group: int
     """Query heads for each key-value head."""
@@ -158,7 +123,7 @@ class BenchmarkFile(Template):
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
-    """Return `<name>_hub`: the package under `torch-ext`, which kgen updates, and initial files of
+    """Return `<name>_hub`: the package below `torch-ext`, which kgen updates, and initial files of
     a repository.
 
     Raise `KgenError` for a spec of a cache, because a server passes its arguments.
@@ -173,18 +138,26 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
         raise KgenError(
             Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint)
         )
-    root, package = f"{name}_hub", f"{name}_hub/torch-ext/{name}"
-    init = Source("__init__.py", _package(variant))
-    made = {package: {"__init__.py": render_source(variants, init)}}
-    made |= {f"{package}/{folder}": files for folder, files in render_variants(variants).items()}
-    started: dict[str, Template] = {
-        f"{root}/build.toml": BuildFile(_repository(spec), spec.license.in_comment()),
-        f"{root}/README.md": _card(variant),
-        f"{root}/tests/test_{name}.py": _test(variant),
-        f"{root}/benchmarks/benchmark.py": _benchmark(variant),
-    }
-    texts = {path: render_text(variants[0], template) for path, template in started.items()}
-    return Adapter(made, texts, tuple(variants))
+    made, functions = repository_of(variants), _functions(variant)
+    signature = made.file.signature
+    layer = Layer(
+        name=name,
+        layer=made.layer,
+        words="The arguments and results are those of the function.",
+        signature=str(signature),
+        arguments=signature.arguments,
+        gradients=made.gradients,
+        eps=False,
+    )
+    parts = Parts(layer, _test(variant, made), _benchmark(variant, made))
+    if functions:
+        parts = replace(
+            parts,
+            more=FlashFile(name, functions, head_of(spec)),
+            more_names=FLASH,
+            further=_further(made, functions),
+        )
+    return repository(made, parts)
 
 
 def flash(variant: Variant) -> Flash | None:
@@ -208,34 +181,7 @@ def flash(variant: Variant) -> Flash | None:
     return Flash(causal, window, variant.softcap, spec.sinks) if causal or window is None else None
 
 
-def _package(variant: Variant) -> Package:
-    spec = variant.spec
-    return Package(
-        name=spec.name,
-        summary=opening(spec),
-        repository=_repository(spec),
-        call=_call(spec),
-        flash=_functions(variant),
-        head=head_of(spec),
-    )
-
-
-def _card(variant: Variant) -> Card:
-    spec = variant.spec
-    text = "\n".join(line.in_comment() for line in UserText(variant.loaded.text).lines())
-    return Card(
-        name=spec.name,
-        paragraph=opening_in_markdown(spec),
-        repository=_repository(spec),
-        license_id=spec.license.in_comment().lower(),
-        call=_call(spec),
-        flash=_functions(variant),
-        gradients="backward" in spec.passes,
-        yaml=fenced(text, "yaml"),
-    )
-
-
-def _test(variant: Variant) -> TestFile:
+def _test(variant: Variant, made: Repository) -> TestFile:
     spec, flash = variant.spec, _functions(variant)
     mods, given = mod_functions(variant.loaded)
     learned = ["q", "k", "v", *(n for n, b in spec.buffers.items() if b.grad)]
@@ -243,8 +189,7 @@ def _test(variant: Variant) -> TestFile:
         learned.append("sinks")
     return TestFile(
         name=spec.name,
-        tested=f"flash_attn_func, {spec.name}" if flash else spec.name,
-        pytest="import pytest" if flash else None,
+        repository=made.repository,
         length=LENGTH,
         group=_group(spec),
         head=head_of(spec),
@@ -259,11 +204,11 @@ def _test(variant: Variant) -> TestFile:
     )
 
 
-def _benchmark(variant: Variant) -> BenchmarkFile:
+def _benchmark(variant: Variant, made: Repository) -> BenchmarkFile:
     spec = variant.spec
     return BenchmarkFile(
         name=spec.name,
-        repository=_repository(spec),
+        repository=made.repository,
         group=_group(spec),
         head=head_of(spec),
         dtype=f"torch.{TORCH_DTYPES[spec.dtype]}",
@@ -272,21 +217,17 @@ def _benchmark(variant: Variant) -> BenchmarkFile:
     )
 
 
-def _repository(spec: AttentionSpec) -> str:
-    return spec.name.replace("_", "-")
+def _further(made: Repository, functions: FlashFunctions) -> str:
+    """Return the paragraph of the card about the flash-attn functions."""
+    return (
+        "`flash_attn_func` and `flash_attn_varlen_func` are flash-attn's functions for this "
+        f'variant, for models of transformers (`attn_implementation="OWNER/{made.repository}"`). '
+        f"{functions.words}"
+    )
 
 
 def _group(spec: AttentionSpec) -> int:
     return 1 if spec.gqa == "any" else spec.gqa
-
-
-def _call(spec: AttentionSpec) -> str:
-    """Return the arguments of a call."""
-    operands = ["q", "k", "v"]
-    if spec.varlen:
-        operands += ["cu_seqlens_q", "cu_seqlens_k"]
-    keywords = [*spec.buffers, *(["sinks"] if spec.sinks else []), *_runtime(spec)]
-    return ", ".join([*operands, *(f"{n}={n}" for n in keywords)])
 
 
 def _runtime(spec: AttentionSpec) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import ClassVar
 
@@ -36,19 +36,30 @@ class Kernels:
     places: tuple[str, ...]
     request: Request | None
     window: str | None = None
+    packed: str | None = None
+    """The function for continuous batching, or None."""
 
     @property
     def row(self) -> str:
         """Return the row of the adapter's table of kernels."""
         places = _tuple(f'"{name}"' for name in self.places)
-        window = "{}" if self.window is None else f'{{"sliding_window": {self.window}}}'
         layers: tuple[int | str | None, ...] = (
             (None, "WINDOW") if self.window == "WINDOW" else (None,)
         )
         if self.request:
             layers = self.request.layers
         causal = self.request.causal if self.request else None
-        return f"({self.whole}, {self.cached}, {places}, {window}, {_tuple(layers)}, {causal})"
+        return f"({self.whole}, {self.cached}, {places}, {self._more}, {_tuple(layers)}, {causal})"
+
+    @property
+    def packed_row(self) -> str:
+        """Return the row of the adapter's table of kernels for continuous batching."""
+        layer = "WINDOW" if self.window == "WINDOW" else "None"
+        return f"{layer}: ({self.packed}, {self._more})"
+
+    @property
+    def _more(self) -> str:
+        return "{}" if self.window is None else f'{{"sliding_window": {self.window}}}'
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,8 @@ class Package(Template):
     """True if the result depends on the positions of queries and keys."""
     given: list[str]
     """The buffers and run-time parameters that `register` takes."""
+    packed: list[str]
+    """The rows of the table of kernels for continuous batching."""
     given_words: list[str]
     given_dict: str
     """Python code of a dictionary of them."""
@@ -137,14 +150,23 @@ def _family(variant: Variant, variants: Sequence[Loaded]) -> Family:
         places = tuple(n for n in PLACES if n in cached.spec.buffers)
         return Kernels(whole.spec.name, cached.spec.name, places, own_request(whole), window)
 
+    def packed(whole: Variant) -> str | None:
+        request = own_request(whole)
+        packs = request is not None and request.causal and whole.packs
+        return str(load(whole.packed()).spec.name) if packs else None
+
     cached = load(variant.cached())
     kernels: tuple[Kernels, ...] = (of(variant, cached),)
     if variant.window is not None:
         everywhere = load(variant.everywhere())
         kernels = (of(variant, cached, "WINDOW"), of(everywhere, cached, NO_WINDOW))
+        function = packed(variant)
+        kernels = tuple(replace(one, packed=function) for one in kernels)
     elif own_request(variant) == Request(causal=False):
         causal = load(variant.causal())
-        kernels += (of(causal, load(causal.cached())),)
+        kernels += (replace(of(causal, load(causal.cached())), packed=packed(causal)),)
+    else:
+        kernels = (replace(kernels[0], packed=packed(variant)),)
     return Family(variants, made, kernels)
 
 
@@ -159,7 +181,9 @@ def _package(variant: Variant, family: Family, package: str) -> Package:
         usage=[f"import {package}", *register],
         head=head_of(spec),
         window=variant.window,
-        functions=sorted({f for k in family.kernels for f in (k.whole, k.cached)}),
+        functions=sorted(
+            {f for k in family.kernels for f in (k.whole, k.cached, k.packed) if f is not None}
+        ),
         kernels=[k.row for k in family.kernels],
         answers=[_answer(i, k.request) for i, k in enumerate(family.kernels) if k.request],
         masks="; ".join(_mask_words(k) for k in family.kernels),
@@ -168,6 +192,7 @@ def _package(variant: Variant, family: Family, package: str) -> Package:
         caps=f"at {softcap!r}" if softcap is not None else "do not",
         sinks=spec.sinks,
         positions=variant.sees_positions,
+        packed=[k.packed_row for k in family.kernels if k.packed],
         given=list(given),
         given_words=[
             f"{said}, or a function of module, query and key that gives it."
@@ -194,9 +219,16 @@ def _words(variant: Variant, family: Family) -> str:
         f"For {heading} {', or '.join(lines)}. Where queries and keys begin together and nothing "
         "is padding, "
         f"{whole} runs. For caches and padded sequences {cached} does, which takes the positions "
-        "of "
-        "queries and keys: its spec is beside it."
+        f"of queries and keys: its spec is beside it. {_batching(family)}"
     )
+
+
+def _batching(family: Family) -> str:
+    """Return a sentence about continuous batching."""
+    function = next((k.packed for k in family.kernels if k.packed), None)
+    if function is None:
+        return "There are no kernels for continuous batching."
+    return f"In continuous batching (`generate_batch`) `{function}` runs."
 
 
 def _answer(number: int, request: Request) -> str:

@@ -13,7 +13,7 @@ from kgen.expr.nodes import Call, Node, Type, Var, reads, variables
 from kgen.kernels.attention.bench.packed import Packing
 from kgen.kernels.attention.bench.source import mods
 from kgen.kernels.attention.bench.workload import Workload
-from kgen.kernels.attention.schedules import CHIP
+from kgen.kernels.attention.schedules import CHIPS
 from kgen.kernels.attention.verify.cache import paged
 from kgen.verify.call import take_portable_kernels
 from kgen.verify.evaluate import evaluate
@@ -208,7 +208,7 @@ def _for_every_chip(workload: Workload, functions: Mapping[str, Any]) -> Attenti
     files = [
         f.__globals__["__file__"]
         for f in functions.values()
-        if CHIP and CHIP.choice in f.__globals__
+        if any(chip.choice in f.__globals__ for chip in CHIPS)
     ]
     if not files:
         raise DoesNotApply

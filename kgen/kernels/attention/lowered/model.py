@@ -261,8 +261,8 @@ class Ranges:
     """Parameters of the loop's function for a range."""
     visited: str
     """The visited tiles, in words."""
-    param_words: list[str]
-    """Lines of the docstring on `turn`, `gap_lo` and `gap`."""
+    gap_words: str | None
+    """The sentence of the docstring on `gap_lo` and `gap`. None without a gap."""
     lists: tuple[Param, ...]
     """Parameters for the lists of a block mask."""
 

@@ -31,6 +31,10 @@ from kgen.targets.code import (
 )
 from kgen.targets.triton.printer import Printer
 
+_GAP_WORDS = (
+    "If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask."
+)
+
 
 def lists_of(inner: str) -> tuple[str, str, str]:
     """Return the names of a block mask's lists of blocks of keys (`kv`) or queries (`q`), as in
@@ -100,7 +104,7 @@ def ranges_of(
         gapped=gapped,
         range_params=_range_params(loop, gapped),
         visited=_visited(loop),
-        param_words=_param_words(loop, gapped),
+        gap_words=_GAP_WORDS if gapped else None,
         lists=_lists(loop),
     )
 
@@ -121,14 +125,6 @@ def _range_params(loop: TileLoop, gapped: bool) -> list[str]:
     turn = ["turn"] if loop.rotated else []
     gap = ["gap_lo", "gap"] if gapped else []
     return [f"{inner}_lo", f"{inner}_hi", *turn, *gap]
-
-
-def _param_words(loop: TileLoop, gapped: bool) -> list[str]:
-    """Return the docstring's lines on the first tile and on the gap."""
-    turn = "Without TMA the loop starts at tile `turn % n_tiles` and wraps around."
-    gap = "If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask."
-    lines = [turn] if loop.rotated and not loop.listed else []
-    return [*lines, gap] if gapped else lines
 
 
 def _visited(loop: TileLoop) -> str:

@@ -29,6 +29,7 @@ from kgen.targets.code import (
     over,
     renamed,
     row,
+    text,
 )
 from kgen.targets.triton.printer import Printer, column
 
@@ -63,11 +64,11 @@ class Recomputed:
 class Shared:
     """The batches and heads that share an element of a gradient."""
 
-    count: str
+    count: Code
     """Number of (batch, head) pairs that share an element."""
     lines: list[Statement]
     """Statements that compute batch and head from the number of the pair."""
-    programs: str | None
+    programs: Code | None
     """Number of elements per pair of positions. None for one."""
 
 
@@ -120,11 +121,12 @@ class _Bound:
 _BOTH = Assign(
     ("b", "h"), (over("inner", "HQ"), op("{0} % {1}", "inner", "HQ", binds=MUL, operand=MUL))
 )
+_PAIRS = row("mul", "B", "HQ")
 _SHARED = {
-    (): Shared("B * HQ", [_BOTH], None),
-    ("b",): Shared("HQ", [assign("h", "inner")], "B"),
-    ("h",): Shared("B", [assign("b", "inner")], "HQ"),
-    ("b", "h"): Shared("1", [], "B * HQ"),
+    (): Shared(_PAIRS, [_BOTH], None),
+    ("b",): Shared(Name("HQ"), [assign("h", "inner")], Name("B")),
+    ("h",): Shared(Name("B"), [assign("b", "inner")], Name("HQ")),
+    ("b", "h"): Shared(text("1"), [], _PAIRS),
 }
 """Shared batches and heads, by the dimensions of a gradient other than positions."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from kgen.family import Chip
 from kgen.kernels.attention.schedules.schedule import Schedule
 
 NAMES = (
@@ -16,5 +17,7 @@ NAMES = (
 SCHEDULES: tuple[Schedule, ...] = tuple(
     import_module(f"{__name__}.{name}").SCHEDULE for name in NAMES
 )
-CHIP = next((schedule.chip for schedule in SCHEDULES if schedule.chip is not None), None)
-"""The chip that has its own kernels in some files. None without one."""
+CHIPS: tuple[Chip, ...] = tuple(
+    schedule.chip for schedule in SCHEDULES if schedule.chip is not None
+)
+"""The chips that have their own kernels in some files."""

@@ -8,13 +8,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from kgen.kernels.attention.schedules import CHIP
+from kgen.family import Chip
+from kgen.kernels.attention.schedules import CHIPS
 from kgen.kernels.attention.verify import serving
 from kgen.kernels.attention.verify.block_mask import BLOCK_MASKS
 from kgen.kernels.attention.verify.case import Case
@@ -26,7 +28,7 @@ from kgen.kernels.attention.verify.reference import Call, Result, attention, eag
 from kgen.kernels.attention.verify.serve_checks import check_serving, replays_other_lengths
 from kgen.spec.common import REALS
 from kgen.verify import compare
-from kgen.verify.families import NO_SIZES, Example, Subject
+from kgen.verify.families import NO_SIZES, Example, Subject, chip_cases
 from kgen.verify.tensors import DTYPES
 
 _EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40), "derivatives": (24, 40), "autocast": (24, 40)}
@@ -121,7 +123,7 @@ def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
     if not (wanted and _may_sum_dq_by_atomics(subject, inputs)):
         return verdicts(fixed)
     # Here that kernel runs for any number of keys.
-    with _in_one_kernel(_names_for_chip(vars(subject.module))):
+    with _in_one_kernel(vars(subject.module)):
         found = verdicts(fixed - {"dq"})
     with _deterministic():
         for check in verdicts(fixed):
@@ -131,39 +133,48 @@ def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
 
 
 def _may_sum_dq_by_atomics(subject: Subject, inputs: Inputs) -> bool:
-    module = subject.module
-    serves = getattr(module, CHIP.choice, None) if CHIP is not None else None
-    if serves is None or not serves(inputs.q, inputs.k, inputs.v):
-        return False
-    return "_in_one_kernel" in _names_for_chip(vars(module))
+    names = vars(subject.module)
+    serving = (
+        chip
+        for chip in CHIPS
+        if chip.choice in names and names[chip.choice](inputs.q, inputs.k, inputs.v)
+    )
+    return any("_in_one_kernel" in _names_for(chip, names) for chip in serving)
 
 
-def _names_for_chip(names: dict[str, Any]) -> dict[str, Any]:
+def _names_for(chip: Chip, names: dict[str, Any]) -> dict[str, Any]:
     """Return the namespace that calls the kernels for one chip: the file with these kernels, or the
     emitted file.
 
     With an unsupported Triton version, it is the emitted file, because the kernels cannot be
     imported.
     """
-    serves = names.get("TRITON") in names.get("GLUON_TRITONS", ())
-    beside = names[CHIP.module]() if CHIP is not None and CHIP.module in names and serves else None
-    return names if beside is None else vars(beside)
+    if chip.module not in names or chip_cases(chip).unable(names) is not None:
+        return names
+    file: ModuleType = names[chip.module]()
+    return vars(file)
+
+
+def _with_one_kernel(names: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the namespaces of an emitted file that have one kernel for all three gradients."""
+    found = [_names_for(chip, names) for chip in CHIPS]
+    return [of for of in found if "_in_one_kernel" in of]
 
 
 @contextlib.contextmanager
 def _in_one_kernel(names: dict[str, Any]) -> Iterator[None]:
-    """Use one kernel for all three gradients within the context, if the file has it, for any number
-    of keys.
+    """Use one kernel for all three gradients within the context, where the file has it, for any
+    number of keys.
     """
-    chosen = names.get("_in_one_kernel")
-    if chosen is None:
-        yield
-        return
-    names["_in_one_kernel"] = lambda *_: True
+    chosen = [(of, of["_in_one_kernel"]) for of in _with_one_kernel(names)]
     try:
+        # Change one name. Triton's interpreter adds others, which must stay.
+        for of, _ in chosen:
+            of["_in_one_kernel"] = lambda *_: True
         yield
     finally:
-        names["_in_one_kernel"] = chosen
+        for of, function in chosen:
+            of["_in_one_kernel"] = function
 
 
 @contextlib.contextmanager
@@ -428,11 +439,11 @@ def _compile(problem: Problem, case: Case, dtype: torch.dtype | None, function: 
     call(function, inputs, return_lse=True)
     if "backward" in problem.passes:
         wanted = list(differentiable(problem, inputs).values())
-        names = _names_for_chip(function.__globals__)
+        names = function.__globals__
         with _in_one_kernel(names):
             torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
             out, lse = call(function, inputs, return_lse=True)
             torch.autograd.grad([out, lse], wanted, [inputs.dout, torch.ones_like(lse)])
-        if "_in_one_kernel" in names:
+        if _with_one_kernel(names):
             with _deterministic():
                 torch.autograd.grad(call(function, inputs), wanted, inputs.dout)

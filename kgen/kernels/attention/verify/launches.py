@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from kgen.kernels.attention.schedules import CHIP
+from kgen.kernels.attention.schedules import CHIPS
 from kgen.kernels.attention.verify import serving
 from kgen.kernels.attention.verify.inputs import Inputs, call, differentiable, sized
 from kgen.kernels.attention.verify.problem import Problem
@@ -43,12 +44,17 @@ def launches_what_it_compiled_for(subject: Subject) -> None:
         sized(subject.problem, "layouts", sq, sk, subject.device, batch=batch, heads_kv=heads)
         for sq, sk, batch, heads in SIZES
     ]
-    serves = names.get(CHIP.choice) if CHIP is not None else None
-    served = serves is not None and serves(drawn[0].q, drawn[0].k, drawn[0].v)
-    portable = {CHIP.choice: lambda *tensors: False} if CHIP is not None else {}
-    chips = [{"_arch": lambda device: 80, **portable}, {"_arch": lambda device: 90, **portable}]
-    for as_on in (*chips, *([{}] if served else [])):
-        with _on_paper(subject, as_on):
+    chips = [
+        chip
+        for chip in CHIPS
+        if chip.choice in names and names[chip.choice](drawn[0].q, drawn[0].k, drawn[0].v)
+    ]
+    portable = {chip.choice: lambda *tensors: False for chip in CHIPS}
+    others = [{"_arch": lambda device: 80, **portable}, {"_arch": lambda device: 90, **portable}]
+    # Without a replaced function, calls run the kernels for this GPU.
+    for as_on in (*others, *([{}] if chips else [])):
+        files = [] if as_on else [names[chip.module]() for chip in chips if chip.module in names]
+        with _on_paper(subject, as_on, files):
             for inputs in drawn:
                 for changed in _each_laid_out(subject.problem, inputs):
                     changed(subject)
@@ -171,21 +177,21 @@ def _kernels(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _on_paper(subject: Subject, as_on: Mapping[str, Any]) -> Iterator[None]:
+def _on_paper(
+    subject: Subject, as_on: Mapping[str, Any], files: Sequence[ModuleType]
+) -> Iterator[None]:
     """Replace compilation and launches of the file by records within the context, on the CPU as on
     a GPU.
 
-    `as_on` has functions of the file that are replaced, to simulate another GPU.
+    `as_on` has functions of the file that are replaced, to simulate another GPU. `files` are the
+    modules of the kernels for this GPU.
     """
     names = vars(subject.module)
     launching: dict[str, Any] = names["_layouts"].__globals__
     wrong: list[threading.ExceptHookArgs] = []
     new: dict[str, Any] = {"_COMPILED": {}, "_AHEAD": {}}
-    beside = (
-        names[CHIP.module]() if CHIP is not None and not as_on and CHIP.module in names else None
-    )
     with contextlib.ExitStack() as stack:
-        for own in [names, *([vars(beside)] if beside else [])]:
+        for own in [names, *map(vars, files)]:
             kernels = {name: _Kernel(name, kernel) for name, kernel in _kernels(own).items()}
             stack.enter_context(mock.patch.dict(own, kernels))
         stack.enter_context(mock.patch.dict(launching, new))

@@ -48,8 +48,8 @@ def test_calls_of_some_keys_each_share_dq(mistake: str, tmp_path: Path) -> None:
 
 def differs(path: Path) -> list[str]:
     """Return the gradients that differ from the gradients of all keys at once."""
+    from kgen.kernels.attention.schedules.hopper.verify import imported
     from kgen.verify import interpreter
-    from kgen.verify.gluon.interpreter import imported
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         branch=Branch("_decode", few, takes_rest=plan.alone, leaves=many if plan.alone else ""),
         choice=Choice(
             kind="decode",
-            words='"decode": the kernels that split the keys',
+            words='"decode": the kernels for few queries, which may split the keys',
             few=f"q.shape[2] <= {MOST_QUERIES}",
             own='"decode"',
             takes_rest=plan.alone,

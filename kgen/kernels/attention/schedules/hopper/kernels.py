@@ -21,7 +21,19 @@ from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
 from kgen.kernels.attention.schedules.hopper.records import Record, reached, record
 from kgen.kernels.attention.schedules.hopper.rows import VECTORS, Rows
 from kgen.kernels.attention.schedules.hopper.streams import Stream
-from kgen.targets.code import Assign, Code, Name, Run, Statement, assign, op, text, total
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Name,
+    Repeat,
+    Run,
+    Statement,
+    assign,
+    op,
+    row,
+    text,
+    total,
+)
 
 
 @dataclass(frozen=True)
@@ -40,13 +52,15 @@ class ColumnsOfKeys:
     words: str
 
 
-def next_item(dynamic: bool, counter: str) -> list[str]:
-    """Return the statements by which a producer gets its next tile."""
+def next_item(dynamic: bool, counter: Code) -> list[Statement | str]:
+    """Return the statement by which a producer gets its next tile, with a comment."""
+    programs = op("{tl}.num_programs(0)")
     if not dynamic:
-        return ["number += gl.num_programs(0)"]
+        return [Assign(("number",), (programs,), sign="+=")]
+    taken = op('{tl}.atomic_add({0}, 1, sem="relaxed")', counter)
     return [
-        "# Tiles differ in length: who is done first takes the next one.",
-        f'number = gl.atomic_add({counter}, 1, sem="relaxed") + gl.num_programs(0)',
+        "# Tiles differ in length, so a program that has finished takes the next number.",
+        assign("number", row("add", taken, programs)),
     ]
 
 
@@ -85,9 +99,9 @@ class Common(Rows):
     @property
     def sums(self) -> list[ColumnsOfKeys]:
         """The columns of Q and K in tiles."""
-        own = ColumnsOfKeys("", self.width, "OUT", "_keys", "The i-th keys")
+        own = ColumnsOfKeys("", self.width, "OUT", "_keys", "K of tile i")
         rope = ColumnsOfKeys(
-            "_rope", self.rope, "ROPE", "_rope_keys", "The rope dims of the i-th keys"
+            "_rope", self.rope, "ROPE", "_rope_keys", "the rope dims of K of tile i"
         )
         return [own, rope] if self.rope else [own]
 
@@ -102,7 +116,11 @@ class RingAt:
     """A ring that a consumer reads alternately with another ring, and the number of the tile."""
 
     name: str
-    at: str
+    at: Code
+
+    def before(self, fewer: int) -> Code:
+        """Return the number of the tile that is `fewer` tiles before."""
+        return row("sub", self.at, fewer) if fewer else self.at
 
 
 @dataclass(frozen=True)
@@ -112,15 +130,23 @@ class SkippedRings:
     ring: str
     beside: list[RingAt] = field(default_factory=list)
 
-    def lines(self, n: str, before: str = "") -> list[str]:
-        """Return the lines that skip `n` tiles. `before` corrects the tiles of other rings."""
+    def skip(self, n: str, fewer: int = 0) -> Statement:
+        """Return the statement that skips `n` tiles. The number of a tile is `fewer` less in other
+        rings.
+        """
         if not self.beside:
-            return [f"n_used = _consumer_skip({self.ring}, n_used, {n})"]
-        return [
-            f"for _ in range({n}):  # in the order in which the producer loads them",
-            *(f"    _consumer_skip({ring.name}, {ring.at}{before}, 1)" for ring in self.beside),
-            f"    n_used = _consumer_skip({self.ring}, n_used, 1)",
-        ]
+            return self._skip(n)
+        others = (Run(_skipped(ring.name, ring.before(fewer), 1)) for ring in self.beside)
+        why = "in the order in which the producer loads them"
+        return Repeat(Name(n), (*others, self._skip(1)), why)
+
+    def _skip(self, n: str | int) -> Statement:
+        return assign("n_used", _skipped(self.ring, Name("n_used"), n))
+
+
+def _skipped(ring: str, at: Code, n: str | int) -> Code:
+    """Return the call that releases `n` tiles of a ring, and returns the number of the next one."""
+    return op("_consumer_skip({0}, {1}, {2})", ring, at, n)
 
 
 @dataclass(frozen=True)
@@ -143,8 +169,8 @@ class ForwardKernel:
     lanes: list[int]
     """Threads of a warp along a row, with eight elements each, and the number of rows."""
     k_bytes: str
-    next_item: list[str]
-    """The statements by which the producer gets its next tile."""
+    next_item: list[Statement | str]
+    """The statement by which the producer gets its next tile."""
     skipped: SkippedRings
     sink_load: Code | None
     on_dead_rows: str
@@ -156,18 +182,18 @@ class ForwardKernel:
         return {2: "half", 3: "third"}[self.tile.consumers]
 
     @property
-    def skips_past(self) -> list[str]:
+    def skips_past(self) -> list[Statement]:
         """The statements that skip tiles at the end of the range. Only the other half needs
         these tiles.
         """
-        return self.skipped.lines("n_past") if self.loop.past else []
+        return [self.skipped.skip("n_past")] if self.loop.past else []
 
     @property
-    def skips_ahead(self) -> list[str]:
+    def skips_ahead(self) -> list[Statement]:
         """The statements that skip tiles at the start of the range. Only the other half needs
         these tiles.
         """
-        return self.skipped.lines("n_ahead", " - 1") if self.loop.ahead else []
+        return [self.skipped.skip("n_ahead", 1)] if self.loop.ahead else []
 
     @property
     def columns(self) -> str:
@@ -231,24 +257,25 @@ class DqKernel:
         return ", ".join([*self.rings.products_carried, *self.row_sums])
 
     @property
-    def skips_past(self) -> list[str]:
+    def skips_past(self) -> list[Statement]:
         """The statements that skip tiles at the end of the range. Only the other half needs
         these tiles.
         """
-        return self.rings.skipped.lines("n_past") if self.loop.past else []
+        return [self.rings.skipped.skip("n_past")] if self.loop.past else []
 
     @property
-    def skips_ahead(self) -> list[str]:
+    def skips_ahead(self) -> list[Statement]:
         """The statements that skip tiles at the start of the range. Only the other half needs
         these tiles.
         """
-        return self.rings.skipped.lines("n_ahead") if self.loop.ahead else []
+        return [self.rings.skipped.skip("n_ahead")] if self.loop.ahead else []
 
     @property
     def docstring(self) -> list[str]:
         """The docstring of the kernel."""
-        whole = ", ".join(["dq, BLOCK_M query rows of one (b, h) after the other", *self.also])
-        return textwrap.wrap(f'"""{whole}."""', 112)
+        results = " ".join(["Compute dq", *self.also])
+        of = "A program processes tiles of BLOCK_M query rows of one (b, h)"
+        return textwrap.wrap(f'"""{results}. {of}."""', 112)
 
 
 @dataclass(frozen=True)
@@ -286,7 +313,7 @@ def rings_of_dq(plan: HopperPlan) -> DqRings:
         key_rings=rings,
         held_queries=["q_ring", "do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
         products_carried=["dq", "n_used"] if apart else ["ds", *own, "n_used"],
-        skipped=SkippedRings("v_ring", [RingAt("k_ring", "n_used")])
+        skipped=SkippedRings("v_ring", [RingAt("k_ring", Name("n_used"))])
         if apart
         else SkippedRings("kv_ring"),
         dq_sums=", ".join(own),
@@ -377,8 +404,8 @@ class DkdvKernel:
     split: bool
     """True if one consumer computes dv, and the other dk."""
     head_columns: int
-    next_item: list[str]
-    """The statements by which the producer gets its next tile."""
+    next_item: list[Statement | str]
+    """The statement by which the producer gets its next tile."""
     held_keys: list[str]
     """The names of K in the loop of dv."""
     store_dk: Statement

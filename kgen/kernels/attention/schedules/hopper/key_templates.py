@@ -10,7 +10,7 @@ from kgen.kernels.attention.schedules.hopper.keys import KeyProducts, KeysLoop
 from kgen.kernels.attention.schedules.hopper.loops import ConsumedTile
 from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Warpgroup
 from kgen.kernels.attention.schedules.hopper.query_templates import Dq, dq_template
-from kgen.targets.code import GLUON, Statement, assign, op
+from kgen.targets.code import GLUON, Statement
 from kgen.targets.template import Template, filled
 
 
@@ -135,16 +135,14 @@ class Backward(OfKeys):
     key_loads: KeyLoads | KeyLoadsInHalves = field(kw_only=True)
 
     @property
-    def last_key(self) -> list[str]:
+    def last_key(self) -> list[Statement]:
         """The statement that finds the last key of a tile, if its range depends on it."""
-        line = f"kv_last = gl.minimum(kv_start + BLOCK_N, {self.SK}) - 1"
-        return [line] if self.range.last else []
+        return self.range.last_position("kv", "BLOCK_N", self.SK)
 
     @property
     def first_masked(self) -> list[Statement]:
         """The number of masked tiles at the start of the range."""
-        head = self.range.head
-        return [] if head is None else [assign("n_first_masked", op("({0}) // BLOCK_M", head))]
+        return self.range.masked_at_start("BLOCK_M")
 
 
 def backward_template(hopper: Kernels, dkdv: DkdvKernel) -> Backward:

@@ -99,6 +99,19 @@ class TileRange:
     from_first_key: DocumentEnds | None = None
     """The names of a range that begins with the first key of a document."""
 
+    def last_position(self, side: str, block: str, length: str) -> list[Statement]:
+        """Return the statement that finds the last position of a program's tile, if the bounds use
+        it.
+        """
+        end = minimum(row("add", f"{side}_start", block), length)
+        return [assign(f"{side}_last", row("sub", end, 1))] if self.last else []
+
+    def masked_at_start(self, block: str) -> list[Statement]:
+        """Return the number of masked tiles at the start of the range, unless there are none."""
+        if self.head is None:
+            return []
+        return [assign("n_first_masked", op("({0}) // {1}", self.head, block))]
+
     @property
     def from_start(self) -> bool:
         """True if the range begins with the first position."""
@@ -151,7 +164,8 @@ class ConsumedTile:
             return []
         if self.mask is not None:
             return [If(Name("MASKED"), (self.mask, assign("p", _ZERO_P)))]
-        zero = assign("p", _ZERO_P, "not qk: where lse is -inf (no key seen), -inf - lse is nan")
+        why = "mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN"
+        zero = assign("p", _ZERO_P, why)
         return [If(Name("MASKED"), (*self.mask_lines, zero))]
 
     def _hidden(self, mask: Code) -> Statement:

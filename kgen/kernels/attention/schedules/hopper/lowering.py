@@ -51,7 +51,7 @@ from kgen.kernels.attention.schedules.hopper.reads import columns_of, pages_of
 from kgen.kernels.attention.schedules.hopper.records import reached
 from kgen.kernels.attention.schedules.hopper.rows import load_of_row, store_of_row
 from kgen.kernels.attention.schedules.hopper.streams import streams_of
-from kgen.targets.code import Code
+from kgen.targets.code import Code, Name, row
 from kgen.targets.template import filled
 
 
@@ -208,6 +208,7 @@ def _forward(
     pages = pages_of(plan, spec.paged_kv.page_size if spec.paged_kv is not None else None)
     sinks, fewer = SINKS if spec.sinks else [], plan.forward.fewer_values
     values = f"SLOTS - {fewer}" if fewer else "SLOTS"
+    of_streams = [RingAt(f"{s.name}_ring", row("sub", "n_used", "i")) for s in streams]
     return ForwardKernel(
         tile=plan.forward,
         loop=loops.forward,
@@ -221,8 +222,8 @@ def _forward(
         columns_of_out=columns_of(plan, spec.head_dim.v),
         lanes=[256 // plan.width, plan.width // 8],
         k_bytes="NBYTES + args.k_rope_desc.block_type.nbytes" if plan.rope else "NBYTES",
-        next_item=next_item(plan.dynamic, "args.counter_ptr"),
-        skipped=SkippedRings("kv_ring", [RingAt(f"{s.name}_ring", "n_used - i") for s in streams]),
+        next_item=next_item(plan.dynamic, Name("args.counter_ptr")),
+        skipped=SkippedRings("kv_ring", of_streams),
         sink_load=reached(placement.sink_load, operands.reach) if spec.sinks else None,
         on_dead_rows=placement.dead_rows,
     )
@@ -286,7 +287,7 @@ def _dkdv(
         operands=operands.dkdv(),
         queries=streamed_queries(operands),
         split=plan.split_dkdv,
-        next_item=next_item(plan.dynamic, "args.counter_ptr + 1"),
+        next_item=next_item(plan.dynamic, row("add", "args.counter_ptr", 1)),
         head_columns=kernels.spec.head_dim.qk,
         held_keys=["k_held", "k_rope_held"] if plan.rope else ["k"],
         store_dk=stored_keys("dk", f"kv_ring.slots, {place}", loops.dkdv.stored_dk, rows),

@@ -16,7 +16,7 @@ from kgen.kernels.attention.schedules.hopper.reads import Pages
 from kgen.kernels.attention.schedules.hopper.records import Record, record
 from kgen.kernels.attention.schedules.hopper.rows import Rows, rows_of, vectors_of
 from kgen.kernels.attention.schedules.hopper.streams import Stream
-from kgen.targets.code import Code
+from kgen.targets.code import GLUON, Assign, Code, If, Run, Statement, op, row, spell, text
 from kgen.targets.folding import Bracketed
 
 ARGS = "args"
@@ -109,13 +109,21 @@ class KernelOperands:
 
 
 @dataclass(frozen=True)
+class Constant(Assign):
+    """A compile-time constant in a function of a warpgroup."""
+
+    def lines(self, language: str = GLUON) -> list[str]:
+        return [f"{self.name}: tl.constexpr = {spell(self.value, language)}"]
+
+
+@dataclass(frozen=True)
 class Lag:
     """`LAG`, the number of tiles by which V follows K.
 
     It is one if P @ V of a tile runs during the scores of the next tile.
     """
 
-    own: str
+    own: int
     """The lag of forward."""
     given: bool
     """True if the lag is a parameter: the producer also serves dq, which needs K and V together."""
@@ -126,22 +134,31 @@ class Lag:
         return "; V follows K by LAG tiles" if self.given else ""
 
     @property
-    def constant(self) -> list[str]:
+    def constant(self) -> list[Statement]:
         """The statement that defines `LAG` in the producer, unless it is a parameter."""
-        return [] if self.given else [f"LAG: tl.constexpr = {self.own}"]
+        return [] if self.given else [Constant(("LAG",), (text(str(self.own)),))]
 
     @property
-    def counter_wait(self) -> list[str]:
+    def counter_wait(self) -> Statement:
         """The statement that waits before the producer uses the tile counter."""
         if not self.given:
-            return ["gdc_wait()  # the counter may not be zero before this"]
-        return ["if LAG > 0:", "    gdc_wait()  # forward may start before the counter is zero"]
+            return _wait("the counter is zero only after this")
+        early = _wait("forward kernels start before the counter is zero")
+        return If(row("gt", "LAG", 0), (early,))
 
     @property
-    def last_wait(self) -> list[str]:
+    def last_wait(self) -> list[Statement]:
         """The final wait of a producer that also serves dq."""
-        why = "dq, which overlaps the end of the dk and dv kernel, must not end first"
-        return [f"gdc_wait()  # {why}"] if self.given else []
+        why = (
+            "dq overlaps the dk and dv kernel, but must not end first: "
+            "later kernels wait only for dq"
+        )
+        return [_wait(why)] if self.given else []
+
+
+def _wait(why: str) -> Run:
+    """Return the statement that waits for the kernel before this one."""
+    return Run(op("gdc_wait()"), note=why)
 
 
 class Operands:
@@ -165,7 +182,7 @@ class Operands:
         vectors = [p.name for p in self.rows.vector_params]
         self.query_descs = ["q_desc", "do_desc", *vectors, *(f"{x}_desc" for x in rope)]
         chained = plan.forward is not None and plan.forward.chained
-        self.lag = Lag("1" if chained else "0", plan.dq is not None and not plan.dq_rings_apart)
+        self.lag = Lag(int(chained), plan.dq is not None and not plan.dq_rings_apart)
         self.group = ["GQA"] if of.grouped else []
 
     @property
@@ -234,7 +251,7 @@ class Operands:
         partitions = consumer.partitions(
             "_hopper_consumer", self.consumers, CONSUMER="{n}", **of_streams
         )
-        partitions += producer.partitions("_hopper_producer", LAG=self.lag.own)
+        partitions += producer.partitions("_hopper_producer", LAG=str(self.lag.own))
         groups = _warpgroups(tile, [consumer, producer], partitions)
         return KernelOperands(params, groups, producer, consumer)
 

@@ -11,7 +11,7 @@ from kgen.kernels.attention.schedules.hopper.loops import ConsumedTile
 from kgen.kernels.attention.schedules.hopper.operands import KernelOperands
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Pages
-from kgen.targets.code import GLUON, Statement, assign, op
+from kgen.targets.code import GLUON, Statement, assign
 from kgen.targets.folding import Bracketed
 from kgen.targets.template import Template, filled
 
@@ -38,15 +38,14 @@ class OfProducer(OfForward):
         return ["h_kv = h // GQA"] if self.grouped else []
 
     @property
-    def last_query(self) -> list[str]:
+    def last_query(self) -> list[Statement]:
         """The statement that finds the last query of a tile, if its range depends on it."""
-        return [f"q_last = gl.minimum(q_start + BLOCK_M, {self.SQ}) - 1"] if self.range.last else []
+        return self.range.last_position("q", "BLOCK_M", self.SQ)
 
     @property
     def first_masked(self) -> list[Statement]:
         """The number of masked tiles at the start of the range."""
-        head = self.range.head
-        return [] if head is None else [assign("n_first_masked", op("({0}) // BLOCK_N", head))]
+        return self.range.masked_at_start("BLOCK_N")
 
     @property
     def masked_at_end(self) -> list[Statement]:
@@ -160,9 +159,9 @@ class ForwardProducer(OfProducer):
         return f"_load_pages({x}_slot, full, args.{x}_desc, {given})"
 
     @property
-    def counter_wait(self) -> list[str]:
+    def counter_wait(self) -> list[Statement]:
         """The statements that wait before the producer uses the counter of tiles."""
-        return self.lag.counter_wait if self.dynamic else []
+        return [self.lag.counter_wait] if self.dynamic else []
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class FirstTile(OfForward):
             for hidden in self.hidden_keys
             if hidden.of_scores
             for line in (
-                "# Scores share a reciprocal, so a NaN of one would reach the others.",
+                "# Several scores share a reciprocal, so a NaN in one would reach the others.",
                 hidden.cleared("_keys(kv_ring, n_used)", "kv_start"),
             )
         ]

@@ -4,22 +4,23 @@ reason for none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 
+from kgen.kernels.attention.schedules.hopper import CHIP
 from kgen.kernels.attention.schedules.hopper.cases import for_hopper
 from kgen.kernels.attention.verify.cases import run_drawn
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.compare import Check
 from kgen.verify.families import Subject
-from kgen.verify.gluon.interpreter import Kernel, imported
-
-__all__ = ["case_names", "imported", "run_case", "unable", "unused"]
+from kgen.verify.gluon import interpreter
+from kgen.verify.gluon.interpreter import Kernel
 
 PREFIX = "hopper-"
 
@@ -27,6 +28,12 @@ PREFIX = "hopper-"
 def case_names(problem: Problem) -> tuple[str, ...]:
     """Return the case names, which are the same for each pass."""
     return tuple(PREFIX + case.name for case in for_hopper(problem))
+
+
+def imported(path: Path, name: str) -> ModuleType:
+    """Import an emitted file whose Hopper kernels run in the Gluon interpreter."""
+    module: ModuleType = interpreter.imported(path, name, CHIP)
+    return module
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[Check] | None:
@@ -51,11 +58,10 @@ def _launched() -> Iterator[list[str]]:
         yield names
 
 
-def unable(module: ModuleType) -> str | None:
+def unable(names: Mapping[str, Any]) -> str | None:
     """Return the reason why the kernels cannot be imported, or None. Some Triton versions lack
     functions.
     """
-    names = vars(module)
     known = ", ".join(f"{major}.{minor}" for major, minor in names["GLUON_TRITONS"])
     return None if names["TRITON"] in names["GLUON_TRITONS"] else f"takes Triton {known}"
 

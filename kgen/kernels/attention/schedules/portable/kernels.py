@@ -239,7 +239,7 @@ class Dq(_OfBackward):
     @property
     def where_masked(self) -> list[Statement]:
         """The statements that apply the mask to P of a tile that has it."""
-        note = "not qk: where lse is -inf (no key seen), -inf - lse is nan"
+        note = "mask p, not the scores: in a row without keys, lse is -inf, and -inf - lse is NaN"
         return in_masked_tiles([replace(line, note=note) for line in self.p_masked])
 
 

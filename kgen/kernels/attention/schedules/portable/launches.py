@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kgen.expr.spelling import MUL
 from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel
 from kgen.kernels.attention.schedules.portable.kernels import (
     BackwardKernels,
@@ -18,6 +19,7 @@ from kgen.kernels.attention.targets.triton.launches import (
     Launches,
 )
 from kgen.kernels.attention.targets.triton.placement import Placement
+from kgen.targets.code import op
 from kgen.targets.template import filled
 
 
@@ -58,9 +60,9 @@ def _launch(name: str, programs: str, params: KernelParams, kernel: LoopKernel) 
 
 
 def _of_pair(kernel: Pair) -> GradientLaunch:
-    programs = '_cdiv(SQ, tile["BLOCK_M"]) * _cdiv(SK, tile["BLOCK_N"])'
+    programs = op('_cdiv(SQ, tile["BLOCK_M"]) * _cdiv(SK, tile["BLOCK_N"])', binds=MUL)
     if kernel.shared.programs is not None:
-        programs += f" * {kernel.shared.programs}"
+        programs = op("{0} * {1}", programs, kernel.shared.programs, binds=MUL, operand=MUL)
     return filled(
         GradientLaunch,
         kernel.launched,
@@ -77,6 +79,6 @@ def _of_diagonal(kernel: Diagonal) -> GradientLaunch:
         kernel.launched,
         kernel=f"_{kernel.name}_kernel",
         tiles="_DIAGONAL_TILES",
-        programs='(_cdiv(SQ, tile["BLOCK"]) + _cdiv(SK, tile["BLOCK"]) - 1) * B * HQ',
+        programs=op('(_cdiv(SQ, tile["BLOCK"]) + _cdiv(SK, tile["BLOCK"]) - 1) * B * HQ'),
         needed="programs and SQ and SK",
     )

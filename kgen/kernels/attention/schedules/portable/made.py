@@ -43,7 +43,8 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         needs=Needs(by_tma=many_queries, many_queries=many_queries),
         launches=launches_of(kernels, planned.at),
         choice=Choice(
-            kind="portable", words='"portable: " and the reason: the kernels for every chip'
+            kind="portable",
+            words='"portable: REASON": the kernels for every chip, and why they run',
         ),
     )
 

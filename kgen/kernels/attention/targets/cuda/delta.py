@@ -27,7 +27,7 @@ TENSORS = ("out", "dout", "dlse")
 
 @dataclass(frozen=True)
 class Kernel(Template):
-    """`cuda.cu`: the kernel and its launcher in C."""
+    """`cuda.cu`: the kernel."""
 
     template: ClassVar[str] = "attention/cuda/delta.cu.j2"
 
@@ -39,6 +39,18 @@ class Kernel(Template):
     element: str
     """The C++ type of an element."""
     elements: Elements
+    plan: DeltaPlan
+
+
+@dataclass(frozen=True)
+class CLauncher(Template):
+    """`cuda_launch.cu`: the function that launches the kernel from C and C++."""
+
+    template: ClassVar[str] = "attention/cuda/delta_launch.cu.j2"
+
+    name: str
+    summary: str
+    element: str
     plan: DeltaPlan
 
 
@@ -69,7 +81,9 @@ class Module(ImportsLaunch):
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """Return `cuda.cu` (the kernel and its C launcher) and `cuda.py` (the PyTorch operator)."""
+    """Return `cuda.cu` (the kernel), `cuda_launch.cu` (its launcher in C) and `cuda.py` (the
+    PyTorch operator).
+    """
     spec, plan = loaded.spec, plan_delta(loaded.spec)
     name, summary = f"{spec.name}_delta", f"The delta of the backward pass of `{spec.name}`."
     dtypes = {"out": spec.dtype, "dout": spec.dtype, "dlse": "fp32"}
@@ -82,6 +96,7 @@ def sources(loaded: Loaded) -> list[Source]:
         elements=used({spec.dtype}, loaded_once=True),
         plan=plan,
     )
+    launcher = CLauncher(name, summary, ELEMENTS[spec.dtype], plan)
     module = Module(
         spec=spec.name,
         name=name,
@@ -96,4 +111,8 @@ def sources(loaded: Loaded) -> list[Source]:
         derivatives=derivatives_of(TENSORS, dict.fromkeys(TENSORS, NO_BACKWARD), derived=False),
         loader=Loader(name, 8, 0),
     )
-    return [Source("cuda.cu", kernel, comment="//"), Source("cuda.py", module, launches=True)]
+    return [
+        Source("cuda.cu", kernel, comment="//"),
+        Source("cuda_launch.cu", launcher, comment="//"),
+        Source("cuda.py", module, launches=True),
+    ]

@@ -179,6 +179,12 @@ class WhichKernels(Template):
     """The statement that assigns the names of kernels, if the result does not contain them."""
     passes: list[tuple[str, str]]
 
+    @property
+    def keys(self) -> str:
+        """The keys of the result, for a docstring."""
+        keys = " and ".join(f'"{name}"' for name, _ in self.passes)
+        return f"the keys {keys}" if len(self.passes) > 1 else f"the key {keys}"
+
 
 def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
     """Build the function that returns the kernels of a call, by the tensors that it depends on."""

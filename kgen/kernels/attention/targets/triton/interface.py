@@ -150,13 +150,13 @@ class Interface:
         words += self.argument_words(spec.buffers, ())
         if spec.sinks:
             words.append(
-                f"sinks: [HQ] {dtype_words(REALS)}, logits that join the softmax without a value."
+                f"sinks: [HQ] {dtype_words(REALS)}, logits in the softmax that have no row of v."
             )
         words += self.argument_words((), self.runtime)
         if self.plan.block_mask is not None:
             words.append(
-                f"block_mask: what {spec.name}_block_mask gives for these sizes; by default it is "
-                "built at every call."
+                f"block_mask: a result of {spec.name}_block_mask for these sizes. "
+                "Without it, every call builds one."
             )
         if spec.aligned_to_end:
             keys = "kv_lens[b]" if spec.per_batch else "SK"

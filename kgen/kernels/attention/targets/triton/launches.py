@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import KernelParams, Operands
 from kgen.kernels.attention.targets.triton.exact import Exact
-from kgen.targets.code import If, Run, Statement, text
+from kgen.targets.code import Code, If, Run, Statement, text
 from kgen.targets.folding import Bracketed
 from kgen.targets.template import Template
 
@@ -90,7 +90,7 @@ class GradientLaunch(KernelParams):
     kernel: str
     tiles: str
     """The table of tiles."""
-    programs: str
+    programs: Code
     needed: str
     """The condition under which a call launches the kernel."""
 

@@ -92,7 +92,7 @@ class BackwardBranch:
         if not self.dout:
             return []
         copy = "dout.clone(memory_format=torch.contiguous_format)"
-        line = assign("dout", copy, "gradients of sums have strides of 0")
+        line = assign("dout", copy, "the gradient of a sum has strides of 0")
         return [If(text(f"{self.variable} and not {self.dout}(dout)"), (line,))]
 
     def inside(self, prefix: str) -> BackwardBranch:

@@ -12,16 +12,21 @@ from kgen.kernels.attention.plan.extents import named_extents
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.native_learned import Learned, learned_example
-from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor, Tensors
+from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor, Tensors, blocks
 from kgen.spec.load import Loaded
+from kgen.targets.code import Code, op
 from kgen.targets.native import File, Tensor, prefix_of
-from kgen.targets.native_reference import in_cpp, spelled, two_of
+from kgen.targets.native_reference import Given, Sized, dtype_of, in_cpp, sized, spelled, two_of
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 OPEN, INTEGER, REAL = 5, 3, 0.5
 """The values of open extents, and of run-time integer and real parameters, in the example."""
 LENGTH, FEW = 200, 5
 """The length of the sequences, and the number of queries in decoding."""
+BLOCKS: Mapping[Code, Code] = {
+    blocks(n): op(f"({{0}} + {BLOCK_SIZE - 1}) / {BLOCK_SIZE}", n) for n in ("SQ", "SK")
+}
+"""Sizes of block lists. The example does not include the functions of a package."""
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
 """Maximum error relative to the largest number, by dtype: each rounding step adds up to 0.5 %."""
 
@@ -35,27 +40,10 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Sized:
-    """A tensor of the example, with its size."""
-
-    member: str
-    dtype: str
-    sizes: list[str]
-
-
-@dataclass(frozen=True)
 class Drawn(Sized):
     """A buffer, and the values that fill it."""
 
     draw: str
-
-
-@dataclass(frozen=True)
-class Given:
-    """A scalar argument of a call."""
-
-    member: str
-    value: float
 
 
 @dataclass(frozen=True)
@@ -157,7 +145,7 @@ def example_of(
         width_qk=spec.head_dim.qk,
         width_v=spec.head_dim.v,
         default_scale=repr(spec.head_dim.qk**-0.5),
-        dtype=spec.dtype.upper(),
+        dtype=dtype_of(spec.dtype),
         lse="FP64" if plan.exact else "FP32",
         allowed=repr(ERRORS[spec.dtype]),
         shapes=_shapes(plan),
@@ -167,15 +155,13 @@ def example_of(
         score_mod=trees.get("score_mod", "score"),
         mask_mod=trees.get("mask_mod", "true"),
         buffers=drawn,
-        lists=[
-            Sized(t.member, "INT32", [_of_example(size) for size in t.sizes]) for t in tensors.lists
-        ],
+        lists=[sized(t, "sizes.", BLOCKS) for t in tensors.lists],
         params=[Given(p.member, REAL if p.real else INTEGER) for p in tensors.params],
         page=page,
         known=known,
         query_at=f"{known} - at.SQ + i" if spec.aligned_to_end else "i",
         learned=learned,
-        parts=[Sized(member, dtypes[member].upper(), sizes) for member, sizes in left.items()],
+        parts=[Sized(member, dtype_of(dtypes[member]), sizes) for member, sizes in left.items()],
     )
 
 
@@ -234,10 +220,7 @@ def _drawn(of: Tensor, buffer: Any) -> Drawn:
     """Return a buffer with the values that fill it."""
     sizes: Mapping[str, str] = {n: f"sizes.{n}" for n in SIZES}
     shape = [str(OPEN) if s == ANY else sizes.get(str(s), str(s)) for s in buffer.shape or (1,)]
-    (first, *_) = buffer.dtypes
-    dtype = {"int32": "INT32", "int64": "INT64", "uint8": "UINT8", "bool": "BOOL"}.get(
-        first, first.upper()
-    )
+    dtype = dtype_of(buffer.dtypes[0])
     drawn = "0.5"
     if of.name == KV_LENS:
         drawn = "[](int64_t b) { return double(std::max(sizes.SK - 50 * b, sizes.SQ)); }"
@@ -248,13 +231,4 @@ def _drawn(of: Tensor, buffer: Any) -> Drawn:
         drawn = "[](int64_t i) { return double(i % 3 != 0); }"
     elif dtype in ("INT32", "INT64", "UINT8"):
         drawn = "[](int64_t i) { return double(i % 3); }"
-    return Drawn(of.member, dtype, shape, drawn)
-
-
-def _of_example(size: str) -> str:
-    """Return a size of a block list."""
-    names = {
-        f"kgen_cdiv(p->{n}, {BLOCK_SIZE})": f"(sizes.{n} + {BLOCK_SIZE - 1}) / {BLOCK_SIZE}"
-        for n in ("SQ", "SK")
-    }
-    return (names | {"1": "1", "p->B": "sizes.B", "p->HQ": "sizes.HQ"})[size]
+    return Drawn(of.member, dtype, tuple(shape), drawn)

@@ -15,7 +15,8 @@ from typing import ClassVar
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.targets.triton.native_tensors import LETTERS, GradientTensor
-from kgen.targets.native import Tiles
+from kgen.targets.code import Code
+from kgen.targets.native import Tiles, in_struct
 from kgen.targets.native_reference import in_cpp
 from kgen.targets.template import Template
 from kgen.targets.triton import tables
@@ -51,7 +52,7 @@ class LearnedCalls(Template):
 
 def learned_calls(
     tensors: tuple[GradientTensor, ...],
-    pairs: Sequence[tuple[str, str | None]],
+    pairs: Sequence[tuple[str, Code | None]],
     diagonals: Sequence[str],
 ) -> LearnedCalls | None:
     """Return the C functions for the gradients of these tensors, or None without any.
@@ -61,8 +62,10 @@ def learned_calls(
     """
     if not tensors:
         return None
-    names = {None: None, "B": "p->B", "HQ": "p->HQ", "B * HQ": "p->B * p->HQ"}
-    of_pairs = [Launched(name, names[programs]) for name, programs in pairs]
+    of_pairs = [
+        Launched(name, None if programs is None else in_struct(programs, "p->"))
+        for name, programs in pairs
+    ]
     return LearnedCalls(tensors, of_pairs, [Launched(name, None) for name in diagonals])
 
 
@@ -123,7 +126,7 @@ class Learned:
     """A buffer with a gradient."""
 
     buffer: str
-    sizes: list[str]
+    sizes: tuple[str, ...]
     parts: list[Summand]
 
 
@@ -131,13 +134,13 @@ def learned_example(
     plan: AttentionPlan,
     tensors: Sequence[GradientTensor],
     names: Mapping[str, str],
-    sizes: Mapping[str, list[str]],
-) -> tuple[list[Learned], dict[str, list[str]]]:
+    sizes: Mapping[str, tuple[str, ...]],
+) -> tuple[list[Learned], dict[str, tuple[str, ...]]]:
     """Return the buffers with a gradient, and the sizes of the tensors that a call writes, by
     member. `names` are C++ names of positions, and `sizes` are the sizes of buffers.
     """
     found: dict[str, list[Summand]] = {}
-    left: dict[str, list[str]] = {}
+    left: dict[str, tuple[str, ...]] = {}
     for g, tensor in zip(plan.gradients, tensors, strict=True):
         # The distance is between the query and key 0.
         indices = [in_cpp(i, {**names, "distance": "at.q_idx"}) for i in g.indices]
@@ -150,17 +153,17 @@ def learned_example(
 
 def _summand(
     member: str, element: list[str], g: ReadGradient, packed: bool
-) -> tuple[Summand, list[str] | None]:
+) -> tuple[Summand, tuple[str, ...] | None]:
     """Return a summand and the shape of its tensor, or None for the shape of the buffer."""
     if g.along == "pair":
-        shape = None if g.summed is None else [f"sizes.{LETTERS[n]}" for n in g.summed]
+        shape = None if g.summed is None else tuple(f"sizes.{LETTERS[n]}" for n in g.summed)
         return Summand(member, True, element), shape
     if g.along == "distance":
         summand = Summand(
             member, False, element, "at.SQ + at.SK", "at.q_idx = i - at.SK", "b, h, i"
         )
-        return summand, ["sizes.B", "sizes.HQ", "sizes.SQ + sizes.SK"]
+        return summand, ("sizes.B", "sizes.HQ", "sizes.SQ + sizes.SK")
     position, length = ("q_idx", "SQ") if g.along == "q" else ("kv_idx", "SK")
     at = "h, ends[size_t(b)] + i" if packed else "b, h, i"
-    shape = ["sizes.HQ", "ends.back()"] if packed else ["sizes.B", "sizes.HQ", f"sizes.{length}"]
+    shape = ("sizes.HQ", "ends.back()") if packed else ("sizes.B", "sizes.HQ", f"sizes.{length}")
     return Summand(member, False, element, f"at.{length}", f"at.{position} = i", at), shape

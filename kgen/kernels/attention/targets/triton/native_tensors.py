@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from kgen.expr.nodes import Read, Type
 from kgen.expr.unparse import show
@@ -11,7 +12,8 @@ from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.spec import ANY, KV_LENS
-from kgen.targets.native import WORDS, Parameter, Tensor, member, parameters
+from kgen.targets.code import Code, Name, op, row, text
+from kgen.targets.native import WORDS, Parameter, Tensor, fixed, in_struct, member, parameters
 
 _OWN = """
 q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k
@@ -21,7 +23,6 @@ OWN = frozenset(_OWN.split())
 """Members of the argument struct that the caller does not set."""
 BLOCK_MASK = "block_mask"
 """Suffix of the C function that fills lists of blocks. It follows the spec's name."""
-EXTENTS = {"b": "p->B", "h": "p->HQ", "q_idx": "p->SQ", "kv_idx": "p->SK"}
 LETTERS = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
 
 
@@ -102,9 +103,22 @@ def widest_of(plan: AttentionPlan) -> str:
     )
 
 
+def blocks(length: str) -> Code:
+    """Return the number of blocks of a mask along a length."""
+    return _rounded_up(length, BLOCK_SIZE)
+
+
+def _rounded_up(length: str, each: int) -> Code:
+    return op("kgen_cdiv({0}, {1})", Name(length), fixed(each), fn="cdiv")
+
+
+ANY_SIZE = text("KGEN_ANY")
+"""A size that is not checked."""
+
+
 def _own(
     name: str,
-    sizes: Sequence[str],
+    sizes: Sequence[Code],
     dtype: str,
     words: str,
     widest: str = "INT32_MAX",
@@ -121,12 +135,12 @@ class _Spelled:
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan, self.spec = plan, plan.spec
         self.packed, self.lse = plan.spec.varlen, "fp64" if plan.exact else "fp32"
-        self.rows = ("p->TQ", "p->HQ") if self.packed else ("p->B", "p->HQ", "p->SQ")
-        self.keys = ("p->TK", "p->HKV") if self.packed else ("p->B", "p->HKV", "p->SK")
+        self.rows = _named("TQ", "HQ") if self.packed else _named("B", "HQ", "SQ")
+        self.keys = _named("TK", "HKV") if self.packed else _named("B", "HKV", "SK")
 
     def tensors(self, name: str) -> Tensors:
         words, backward = self._words(), self.plan.backward
-        lse = ("p->HQ", "p->TQ") if self.packed else self.rows
+        lse = _named("HQ", "TQ") if self.packed else self.rows
         buffers = tuple(self._buffer(n) for n in self.spec.buffers)
         params = parameters(self.spec.params, "of the scores and the mask", OWN, self.plan.called)
         lists = tuple(self._lists(name))
@@ -143,8 +157,8 @@ class _Spelled:
             learned=self._learned(buffers, params) if backward else (),
         )
 
-    def _wide(self, name: str, sizes: Sequence[str], width: int, words: str) -> Tensor:
-        return _own(name, (*sizes, str(width)), self.spec.dtype, words, widest_of(self.plan))
+    def _wide(self, name: str, sizes: Sequence[Code], width: int, words: str) -> Tensor:
+        return _own(name, (*sizes, fixed(width)), self.spec.dtype, words, widest_of(self.plan))
 
     def _inputs(
         self, words: Words, buffers: tuple[BufferTensor, ...], lists: tuple[Tensor, ...]
@@ -162,13 +176,12 @@ class _Spelled:
             said = (
                 "[B + 1] int32, contiguous, on the device: where sequences begin and end, from 0 on"
             )
-            found += [
-                _own(f"cu_seqlens_{x}", ["p->B + 1"], "int32", said, contiguous=True) for x in "qk"
-            ]
+            ends = row("add", Name("B"), fixed(1))
+            found += [_own(f"cu_seqlens_{x}", [ends], "int32", said, contiguous=True) for x in "qk"]
         found += [*buffers, *lists]
         if spec.sinks:
             said = "[HQ] float32, logits that join the softmax without a value"
-            found.append(_own("sinks", ["p->HQ"], "fp32", said))
+            found.append(_own("sinks", _named("HQ"), "fp32", said))
         return tuple(found)
 
     def _pages(self, size: int) -> list[Tensor]:
@@ -179,10 +192,10 @@ class _Spelled:
 
         def pages(x: str, width: int) -> Tensor:
             words = f"[pages, {size}, HKV, {width}] {WORDS[dtype]}"
-            return self._wide(x, ["a->k.sizes[0]", str(size), "p->HKV"], width, words)
+            return self._wide(x, [text("a->k.sizes[0]"), fixed(size), Name("HKV")], width, words)
 
         said = f"[B, n] int32, the pages of each sequence in order, not checked; SK is {size} n"
-        table = _own("block_table", ["p->B", "KGEN_ANY"], "int32", said)
+        table = _own("block_table", [Name("B"), ANY_SIZE], "int32", said)
         return [pages("k", head.qk), pages("v", head.v), table]
 
     def _buffer(self, name: str) -> BufferTensor:
@@ -195,7 +208,7 @@ class _Spelled:
         words += ", how many keys each sequence has, at most SK" if name == KV_LENS else ""
         # Packed sequences have no common length. The Python launcher has none either.
         sizes = tuple(
-            "KGEN_ANY" if s == ANY else f"p->{s}" if isinstance(s, str) else str(s) for s in shape
+            ANY_SIZE if s == ANY else Name(s) if isinstance(s, str) else fixed(s) for s in shape
         )
         opened = [axis for axis, size in enumerate(buffer.shape) if size == ANY]
         return BufferTensor(
@@ -215,13 +228,13 @@ class _Spelled:
         if mask is None:
             return []
         shape = ["B" if mask.by_batch else "1", "HQ" if mask.by_head else "1"]
-        planes = [extent if extent == "1" else f"p->{extent}" for extent in shape]
+        planes = [fixed(1) if extent == "1" else Name(extent) for extent in shape]
         found = []
         for inner in ("kv", "q") if self.plan.backward else ("kv",):
             rows, columns = ("SQ", "SK") if inner == "kv" else ("SK", "SQ")
             for list_ in lists_of(inner):
                 lengths = [rows, columns] if list_.endswith("indices") else [rows]
-                sizes = [*planes, *(f"kgen_cdiv(p->{n}, {BLOCK_SIZE})" for n in lengths)]
+                sizes = [*planes, *map(blocks, lengths)]
                 words = ", ".join([*shape, *(f"ceil({n} / {BLOCK_SIZE})" for n in lengths)])
                 said = (
                     f"[{words}] int32, contiguous: written by {name}_{BLOCK_MASK}, read by the "
@@ -239,9 +252,9 @@ class _Spelled:
             self._wide("dv", self.keys, head.v, words.v),
         ]
         if self.spec.sinks:
-            sizes = ["p->HQ", "kgen_cdiv(p->TQ, 64)"]
+            sizes = [Name("HQ"), _rounded_up("TQ", 64)]
             if not self.packed:
-                sizes = ["p->B", "p->HQ", "kgen_cdiv(p->SQ, 64)"]
+                sizes = [*_named("B", "HQ"), _rounded_up("SQ", 64)]
             found.append(_own("dsinks", sizes, "fp32", words.dsinks, contiguous=True))
         return tuple(found)
 
@@ -280,6 +293,15 @@ class _Spelled:
         )
 
 
+def _named(*names: str) -> tuple[Code, ...]:
+    return tuple(map(Name, names))
+
+
+def _product(sizes: Sequence[Code]) -> Code:
+    """Return the number of elements."""
+    return reduce(lambda product, size: row("mul", product, size), sizes)
+
+
 class _Part:
     """The tensor for the gradient through one read of a buffer."""
 
@@ -300,27 +322,26 @@ class _Part:
             f"d_{self.g.name}",
             label,
             member(label, taken),
-            tuple(sizes),
+            sizes,
             dtype,
             self._words(dtype),
             contiguous=True,
             of_buffer=self.buffer.member,
             strides=self.g.along == "pair",
-            zeros=None if self.whole else " * ".join(f"({n})" if " " in n else n for n in sizes),
+            zeros=None if self.whole else in_struct(_product(sizes), "p->"),
         )
 
-    def _sizes(self) -> list[str]:
+    def _sizes(self) -> tuple[Code, ...]:
         g = self.g
         if g.along == "pair" and g.summed is not None:
-            return [EXTENTS[n] for n in g.summed]
+            return _named(*(LETTERS[n] for n in g.summed))
         if g.along == "pair":
-            return [
-                f"a->{self.buffer.member}.sizes[{axis}]" for axis in range(len(self.spec.shape))
-            ]
+            axes = range(len(self.spec.shape))
+            return tuple(text(f"a->{self.buffer.member}.sizes[{axis}]") for axis in axes)
         if g.along == "distance":
-            return ["p->B", "p->HQ", "p->SQ + p->SK"]
+            return (*_named("B", "HQ"), row("add", "SQ", "SK"))
         x = "Q" if g.along == "q" else "K"
-        return ["p->HQ", f"p->T{x}"] if self.packed else ["p->B", "p->HQ", f"p->S{x}"]
+        return _named("HQ", f"T{x}") if self.packed else _named("B", "HQ", f"S{x}")
 
     def _words(self, dtype: str) -> str:
         g, called = self.g, self.buffer.label

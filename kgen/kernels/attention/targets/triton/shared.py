@@ -67,8 +67,5 @@ def sink_load() -> Code:
 def dead_rows(sinks: bool) -> str:
     """Return the results of rows without a visible key, for a comment."""
     if sinks:
-        return (
-            "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of "
-            "-inf."
-        )
-    return "Rows that saw no key: zeros, and a log-sum-exp of -inf."
+        return "If the sink is -inf, rows without a visible key get zeros, and lse is -inf."
+    return "Rows without a visible key get zeros, and lse is -inf."

@@ -9,26 +9,17 @@ from typing import ClassVar
 from kgen.expr.nodes import substitute
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, gate_values
 from kgen.kernels.chunk_output.spec import ChunkOutputSpec
-from kgen.kernels.chunk_output.targets.triton.native_tensors import Argument, Arguments
+from kgen.kernels.chunk_output.targets.triton.native_tensors import ENDS, Argument, Arguments
 from kgen.spec.load import Loaded
+from kgen.targets.code import text
 from kgen.targets.native import File, prefix_of
-from kgen.targets.native_reference import dtype_of, in_cpp, spelled, two_of
+from kgen.targets.native_reference import Sized, in_cpp, sized, spelled, two_of
 
 BATCH = 2
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
 """Tolerances by dtype, relative to the largest magnitude."""
 VARYING = ("g", "g_gamma", "i", "h")
 """The variables of a decay, apart from the numbers of heads."""
-
-
-@dataclass(frozen=True)
-class Sized:
-    """A tensor of the example."""
-
-    member: str
-    sizes: tuple[str, ...]
-    """The sizes, as C expressions over the constants of the example."""
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -120,7 +111,7 @@ def chunk_output_example(
         default_scale=repr(K**-0.5),
         ends=tuple(sum(lengths[:i]) for i in range(len(lengths) + 1)),
         packed=spec.varlen,
-        tensors=tuple(_sized(t) for t in tensors),
+        tensors=tuple(sized(t, "", {ENDS: text("int64_t(ends.size())")}) for t in tensors),
         drawn=_drawn(tensors, BT),
         decay=_decay(loaded, plan),
         gates=tuple(_gate(name) for name in plan.gates),
@@ -171,8 +162,3 @@ def _drawn(tensors: Iterable[Argument], BT: int) -> tuple[Drawn, ...]:
 def _gate(name: str) -> Gate:
     at = {"g": "place_of_row(chunk.b, T, chunk.first + i, HV, h)", "g_gamma": "size_t(h)"}
     return Gate(name, at[name])
-
-
-def _sized(of: Argument) -> Sized:
-    sizes = (size.removeprefix("p->").replace("N + 1", "int64_t(ends.size())") for size in of.sizes)
-    return Sized(of.member, tuple(sizes), dtype_of(of))

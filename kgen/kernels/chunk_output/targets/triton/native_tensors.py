@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
 from kgen.kernels.chunk_output.plan.tiles import tile_tables
-from kgen.targets.native import WORDS, Tensor, member
+from kgen.targets.code import Code, Name, row
+from kgen.targets.native import WORDS, Tensor, fixed, member
 
+ENDS = row("add", Name("N"), fixed(1))
+"""The size of the tensor with the ends of sequences."""
 FAR_COLUMNS = 23
 """The limit of strides inside a row: kernels multiply positions by strides in 32 bits."""
 
@@ -98,9 +101,9 @@ class _Spelled:
     ) -> Argument:
         """Return the sizes [B, T, heads, width], or the sizes of padded values."""
         padded = self.padded and name in ("v", "dv")
-        length, rows = (f"p->NT * {self.BT}", f"NT * {self.BT}") if padded else ("p->T", "T")
-        sizes = ("p->B", length, f"p->{heads}", str(width))
-        shape = f"[B, {rows}, {heads}, {width}]"
+        length: Code = row("mul", Name("NT"), fixed(self.BT)) if padded else Name("T")
+        sizes = (Name("B"), length, Name(heads), fixed(width))
+        shape = f"[B, {length}, {heads}, {width}]"
         return _argument(
             name, sizes, self.spec.dtype, shape, said, contiguous=contiguous, stride=stride
         )
@@ -108,9 +111,9 @@ class _Spelled:
     def states(self, name: str, said: str, *, contiguous: bool = False) -> Argument:
         """Return the sizes [B, NT, HV, K, V] or [B, NT, HV, V, K]."""
         sides = {"k": self.K, "v": self.V}
-        state = [str(sides[side]) for side in self.spec.state_layout]
-        sizes = ("p->B", "p->NT", "p->HV", *state)
-        shape = f"[B, NT, HV, {', '.join(state)}]"
+        state = [sides[side] for side in self.spec.state_layout]
+        sizes = (*_named("B", "NT", "HV"), *map(fixed, state))
+        shape = f"[B, NT, HV, {', '.join(map(str, state))}]"
         return _argument(
             name, sizes, self.spec.state, shape, said, contiguous=contiguous, stride="stride_hb"
         )
@@ -131,8 +134,8 @@ class _Spelled:
     def _gate(self, gate: str) -> Argument:
         dtype = self.spec.gate_dtype
         if gate == "g_gamma":
-            return _argument(gate, ("p->HV",), dtype, "[HV]", stride="stride_gamma")
-        sizes, said = ("p->B", "p->T", "p->HV"), "summed up inside each chunk"
+            return _argument(gate, _named("HV"), dtype, "[HV]", stride="stride_gamma")
+        sizes, said = _named("B", "T", "HV"), "summed up inside each chunk"
         # Kernels compute offsets of heads in 64 bits.
         return _argument(
             gate, sizes, dtype, "[B, T, HV]", said, widest="INT32_MAX", stride="stride_gb"
@@ -146,8 +149,10 @@ class _Spelled:
         )
         chunks = "(sequence, chunk inside it) of each chunk; NULL where the call is to find them"
         return Packing(
-            _argument("cu_seqlens", ("p->N + 1",), "int32", "[N + 1]", ends, contiguous=True),
-            _argument("chunk_indices", ("p->NT", "2"), "int32", "[NT, 2]", chunks, contiguous=True),
+            _argument("cu_seqlens", (ENDS,), "int32", "[N + 1]", ends, contiguous=True),
+            _argument(
+                "chunk_indices", (Name("NT"), fixed(2)), "int32", "[NT, 2]", chunks, contiguous=True
+            ),
         )
 
     def gradients(self) -> Gradients:
@@ -174,15 +179,19 @@ class _Spelled:
         )
 
     def _dg(self, parts: int) -> Argument:
-        sizes = (str(parts), "p->B", "p->T", "p->HV")
+        sizes = (fixed(parts), *_named("B", "T", "HV"))
         sums = "parts whose sum is " if parts > 1 else ""
         said = f"written, {sums}the gradient of g"
         return _argument("dg", sizes, "fp32", f"[{parts}, B, T, HV]", said, contiguous=True)
 
 
+def _named(*names: str) -> tuple[Code, ...]:
+    return tuple(map(Name, names))
+
+
 def _argument(
     name: str,
-    sizes: tuple[str, ...],
+    sizes: tuple[Code, ...],
     dtype: str,
     shape: str,
     said: str = "",

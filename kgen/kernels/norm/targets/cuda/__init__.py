@@ -6,5 +6,5 @@ from kgen.targets.cuda import RUNTIME
 TARGET = Target(
     runtime=RUNTIME,
     sources=Lazy(f"{__name__}.sources:sources"),
-    emits="`cuda.cu`, and `cuda.py` that loads it.",
+    emits="`cuda.cu`, `cuda.py` that loads it, and `cuda_launch.cu` for C and C++.",
 )

@@ -66,7 +66,7 @@ OF_ALL = Grid(
 )
 OF_HEADS = Grid(
     held_words="every row of a head",
-    columns_words="every (gridDim.y * 8)-th row of a head",
+    columns_words="every (gridDim.y * 8)-th row of head blockIdx.z, of gridDim.z heads",
     columns_first="(long long)(blockIdx.y * 8 + stripe) * gridDim.z + blockIdx.z",
     columns_step="8LL * gridDim.y * gridDim.z",
     columns_part="(long long)(blockIdx.y * gridDim.z + blockIdx.z)",
@@ -91,6 +91,16 @@ class ColumnSum:
     name: str
     index: int
     element: str
+
+    @property
+    def part(self) -> str:
+        """The pointer to partial sums."""
+        return f"{self.name}_part"
+
+    @property
+    def total(self) -> str:
+        """The pointer to the gradient."""
+        return f"{self.name}_ptr"
 
 
 @dataclass(frozen=True)
@@ -139,11 +149,14 @@ class ColumnKernels(Template):
     columns_params: str
     lines: tuple[Statement, ...]
     finalize_params: str
-    finalize_lines: tuple[str, ...]
 
     @property
     def count(self) -> int:
         return len(self.sums)
+
+    @property
+    def several(self) -> bool:
+        return len(self.sums) > 1
 
 
 @dataclass(frozen=True)
@@ -175,6 +188,11 @@ class BackwardKernel(Template):
     gradients: tuple[str, ...]
     """The gradients with the shape of x."""
     columns: ColumnKernels | None
+
+    @property
+    def several(self) -> bool:
+        """True if several gradients are sums over rows."""
+        return len(self.sums) > 1
 
     @property
     def means_count(self) -> int:
@@ -241,7 +259,7 @@ class _Columns:
 
     @property
     def finalize_params(self) -> Params:
-        counts = [Param("long long", n, n) for n in ("parts", "width")]
+        counts = [Param("long long", n, n.strip("_")) for n in ("parts", "width_")]
         return [
             *([replace(p, const=True)] for p in self.parts),
             *([p] for p in self.totals),
@@ -434,9 +452,6 @@ def _scratch(plan: NormPlan, uses: frozenset[str]) -> tuple[Scratch, ...]:
 
 
 def _column_kernels(spelled: Spelled, columns: _Columns) -> ColumnKernels:
-    calls = [f"finalize({s.name}_part, {s.name}_ptr, parts, (int)width);" for s in columns.sums]
-    if len(calls) > 1:
-        calls = [f"if (blockIdx.z == {i}) {call}" for i, call in enumerate(calls)]
     return ColumnKernels(
         grid=OF_HEADS if spelled.spec.heads else OF_ALL,
         any_width=spelled.any_width,
@@ -444,7 +459,6 @@ def _column_kernels(spelled: Spelled, columns: _Columns) -> ColumnKernels:
         columns_params=device(columns.params),
         lines=columns.body.lines,
         finalize_params=device(columns.finalize_params),
-        finalize_lines=tuple(calls),
     )
 
 
@@ -455,7 +469,6 @@ def _column_launch(spelled: Spelled, columns: _Columns) -> ColumnLaunch:
         floats.append(times(len(columns.scratch), "rows"))
     begins = [None, *(times(i + 1, "parts * width_") for i in range(len(columns.ours)))]
     finalize_dims = (*(grid.dims or ("1",)), str(n)) if grid.dims or n > 1 else ()
-    finalize_params = [*columns.finalize_params[:-1], [Param("", "parts"), Param("", "width_")]]
     return ColumnLaunch(
         any_width=spelled.any_width,
         sums=columns.sums,
@@ -464,5 +477,5 @@ def _column_launch(spelled: Spelled, columns: _Columns) -> ColumnLaunch:
         columns_grid=("columns", "static_cast<unsigned int>(shares)", *grid.dims),
         columns_arguments=names(columns.params),
         finalize_grid=("columns", *finalize_dims),
-        finalize_arguments=names(finalize_params),
+        finalize_arguments=names(columns.finalize_params),
     )

@@ -14,9 +14,6 @@ from kgen.kernels.norm.targets.arguments import (
     FP8,
     Check,
     meaning,
-    norm_casts,
-    norm_derivatives,
-    norm_divisors,
     norm_signature,
 )
 from kgen.kernels.norm.targets.cuda.backward import OF_ALL, OF_HEADS, Backward, Grid
@@ -24,11 +21,16 @@ from kgen.kernels.norm.targets.cuda.forward import Forward
 from kgen.kernels.norm.targets.cuda.parts import Launch
 from kgen.kernels.norm.targets.cuda.spelled import Spelled
 from kgen.kernels.norm.targets.formula import formula
+from kgen.kernels.norm.targets.function import (
+    NormDocstring,
+    NormFunction,
+    norm_docstring,
+    norm_function,
+)
 from kgen.targets import opening
-from kgen.targets.arguments import Derivatives, Numbers, dense, numbers_of
 from kgen.targets.cuda.loader import Loader
 from kgen.targets.launching import ImportsLaunch
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -150,16 +152,13 @@ class BackwardOperator(Template):
 
 
 @dataclass(frozen=True)
-class Docstring(Template):
+class Docstring(NormDocstring, Template):
     """The docstring of the spec's function without its first line."""
 
     template: ClassVar[str] = "norm/cuda/_docstring.j2"
 
     arguments: tuple[str, ...]
-    eps: str
-    variance: str
     returned: str
-    derivatives: Derivatives
 
 
 @dataclass(frozen=True)
@@ -172,23 +171,15 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Function(Template):
+class Function(NormFunction, Template):
     """The spec's function."""
 
     template: ClassVar[str] = "norm/cuda/_function.j2"
 
-    name: str
-    summary: str
-    signature: str
     docstring: Docstring
-    dense_check: str
-    casts: tuple[str, ...]
-    x_dims: int
     x_words: str
     checks: tuple[Check, ...]
     operands: tuple[Checked, ...]
-    numbers: Numbers
-    derivatives: Derivatives
     learned: tuple[str, ...]
     """The tensors whose gradients need statistics that forward saves."""
     outputs: tuple[str, ...]
@@ -263,8 +254,6 @@ class _Modules:
         self.save = ["save"] if self.plan.saves else []
         self.x_words = "[..., H, width]" if self.heads else "[..., width]"
         self.sizes = ("heads, width", "-2:") if self.heads else ("width", "-1")
-        self.derivatives = norm_derivatives(self.plan)
-        self.checked = numbers_of(self.spec.name, self.runtime, divisors=norm_divisors(self.plan))
 
     def module(self, loader: Loader, forward: Forward, backward: Backward | None) -> Module:
         spec, multiples = self.spec, self.spelled.multiples
@@ -291,21 +280,15 @@ class _Modules:
     # --- the function ---
 
     def _function(self) -> Function:
-        plan, spec = self.plan, self.spec
+        plan = self.plan
         operands = [Checked(o.name, TORCH_DTYPES[o.dtype], self._shape(o)) for o in plan.operands]
-        return Function(
-            name=spec.name,
-            summary=opening(spec),
-            signature=str(norm_signature(plan)),
+        return filled(
+            Function,
+            norm_function(plan, self.tensors, self.runtime),
             docstring=self._docstring(),
-            dense_check=dense(spec.name, self.tensors),
-            casts=tuple(norm_casts(plan)),
-            x_dims=2 if self.heads else 1,
             x_words=self.x_words,
             checks=tuple(self._checks()),
             operands=(*operands, *(Checked(n, "float32", "()") for n in self.scale)),
-            numbers=self.checked,
-            derivatives=self.derivatives,
             learned=tuple(o.name for o in plan.operands if o.grad) if plan.saves else (),
             outputs=self.outputs,
             arguments=", ".join([*self.tensors, *self.runtime, "eps", *self.save]),
@@ -317,22 +300,21 @@ class _Modules:
             f"{o.name}: {self._words(o)} {TORCH_DTYPES[o.dtype]}, {meaning(o)}."
             for o in self.plan.operands
         ]
-        words += [f"{n}: one float32, what the output is divided by." for n in self.scale]
+        words += [f"{n}: one float32, by which the output is divided." for n in self.scale]
         words += [
             f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()
         ]
-        return Docstring(
+        return filled(
+            Docstring,
+            norm_docstring(self.plan),
             arguments=tuple(words),
-            eps=repr(self.spec.eps),
-            variance="variance" if self.plan.layer else "mean of squares",
             returned=self._returned(),
-            derivatives=self.derivatives,
         )
 
     def _returned(self) -> str:
         said = {
             "out": "out, shaped as x",
-            "scale": "scale [..., 1] float32, what out is to be multiplied by",
+            "scale": "scale [..., 1] float32, by which to multiply out",
             "h": "h, the normed sum, shaped as x",
         }
         words = [said[name] for name in self.returned]

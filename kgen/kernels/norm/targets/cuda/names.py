@@ -19,8 +19,8 @@ TAKEN = frozenset(
     column prefetch ring moments stage stages sums sum squares deviations largest inverse scale
     scratch hs outs out_of h_of for_each held head lane stripe total shared means statistic finish
     one mine theirs row_parts row_sums row_turn largest_parts largest_turn statistic_parts
-    statistic_turn threads elements cluster blocks block single stays forward_shapes backward_shapes
-    over_stripes col early unroll stride further has staged part part_of there load store store_one
+    statistic_turn threads elements cluster blocks block single saves forward_shapes backward_shapes
+    col early unroll stride further has staged part part_of there load store store_one
     rounded bf16 fp16 to_float access total_of copy_async address keep more side_by_side keeps_rows
     unsplit unrolled cluster_asm arrive_with_shared forward_kernel forward_kernels backward_kernel
     backward_kernels columns_kernel finalize_kernel c r error configure config run run_first kernels
@@ -48,7 +48,6 @@ FORMS = (
     "{}_held",
     "{}_from",
     "{}_further",
-    "{}_begin",
     "{}_to",
     "{}_part",
 )

@@ -19,13 +19,11 @@ class Slots:
     slots: str
     """The C++ type of its slots."""
     begin: str
-    """The name of the constant with the offset of the part."""
-    after: str
-    """The value of that constant."""
+    """The offset of the part."""
 
     @property
     def end(self) -> str:
-        return f"{self.begin} + {self.slots}::BYTES"
+        return f"{self.slots}::END"
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,11 @@ class Elements:
 
     reads: tuple[Read, ...]
     lines: tuple[Statement, ...]
+
+    @property
+    def single(self) -> bool:
+        """True if the loop has one statement."""
+        return len(self.lines) == 1
 
 
 @dataclass(frozen=True)

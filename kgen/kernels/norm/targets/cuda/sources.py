@@ -1,4 +1,6 @@
-"""The CUDA target of norms: `cuda.cu` with the kernels, `cuda.py` with the operators."""
+"""The CUDA target of norms: `cuda.cu` with the kernels, `cuda.py` with the operators, and
+`cuda_launch.cu` with functions for C and C++.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from kgen.expr.functions import in_order
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.kernels.norm.targets.arguments import norm_signature
 from kgen.kernels.norm.targets.cuda.backward import Backward, BackwardKernel, backward_of
+from kgen.kernels.norm.targets.cuda.c_launcher import c_launcher_of
 from kgen.kernels.norm.targets.cuda.forward import Forward, ForwardKernel, forward_of
-from kgen.kernels.norm.targets.cuda.host import Host, host_of
 from kgen.kernels.norm.targets.cuda.launcher import module_of, passes_words
 from kgen.kernels.norm.targets.cuda.names import FUNCTIONS
 from kgen.kernels.norm.targets.cuda.spelled import Constant, Spelled
@@ -104,19 +106,19 @@ class File(Template):
     """True if each part of a row has its own mean."""
     forward: ForwardKernel
     backward: BackwardKernel | None
-    host: Host
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """Return `cuda.cu` and `cuda.py`."""
+    """Return `cuda.cu`, `cuda_launch.cu` and `cuda.py`."""
     spelled = Spelled(plan_norm(loaded))
     forward, backward = forward_of(spelled), backward_of(spelled)
     loader = Loader(loaded.spec.name, 8, 9 if loaded.spec.quantize else 0, dynamic_shared=True)
     module = module_of(spelled, loader, forward, backward)
+    least = 10 * loader.major + loader.minor
+    launcher = c_launcher_of(spelled, least, forward, backward)
     return [
-        Source(
-            "cuda.cu", _file(spelled, loader, forward, backward), comment="//", reserved=FUNCTIONS
-        ),
+        Source("cuda.cu", _file(spelled, least, forward, backward), comment="//"),
+        Source("cuda_launch.cu", launcher, comment="//", reserved=FUNCTIONS),
         Source(
             "cuda.py",
             module,
@@ -129,9 +131,8 @@ def sources(loaded: Loaded) -> list[Source]:
     ]
 
 
-def _file(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward | None) -> File:
+def _file(spelled: Spelled, least: int, forward: Forward, backward: Backward | None) -> File:
     plan, spec = spelled.plan, spelled.spec
-    least = 10 * loader.major + loader.minor
     loads = (*forward.loads, *(backward.loads if backward else ()))
     whole = all(ELEMENT_SIZE[o.dtype] * spelled.vector == 16 for o in loads if o.along == "element")
     sends = _sends(spelled)
@@ -154,7 +155,6 @@ def _file(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward
         moments=plan.layer,
         forward=forward.kernel,
         backward=backward.kernel if backward else None,
-        host=host_of(spelled, least, forward, backward),
     )
 
 

@@ -174,12 +174,11 @@ class Spelled:
         return lines
 
 
-def slots_of(tensors: Iterable[tuple[str, str]], before: str) -> tuple[Slots, ...]:
+def slots_of(tensors: Iterable[tuple[str, str]], begin: str) -> tuple[Slots, ...]:
     """Return the adjacent parts of shared memory of tensors, by name and dtype."""
     found: list[Slots] = []
     for name, dtype in tensors:
-        after = found[-1].end if found else before
-        found.append(Slots(name, TYPES[dtype], slots(name), f"{name.upper()}_BEGIN", after))
+        found.append(Slots(name, TYPES[dtype], slots(name), found[-1].end if found else begin))
     return tuple(found)
 
 

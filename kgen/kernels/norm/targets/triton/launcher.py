@@ -10,11 +10,8 @@ from kgen.kernels.norm.targets.arguments import (
     HEADS_WIDTH,
     Check,
     meaning,
-    norm_casts,
-    norm_derivatives,
-    norm_divisors,
-    norm_signature,
 )
+from kgen.kernels.norm.targets.function import norm_docstring, norm_function
 from kgen.kernels.norm.targets.triton.kernels import stored
 from kgen.kernels.norm.targets.triton.launcher_templates import (
     BackwardOperator,
@@ -27,10 +24,9 @@ from kgen.kernels.norm.targets.triton.launcher_templates import (
     Output,
     RowSchedule,
 )
-from kgen.targets import opening
-from kgen.targets.arguments import dense, numbers_of
 from kgen.targets.code import Assign, Statement, op, text
 from kgen.targets.launching import LaunchFunctions
+from kgen.targets.template import filled
 from kgen.targets.triton.text import TORCH_DTYPES, other_dtype
 
 
@@ -46,8 +42,6 @@ class Launchers:
         self.tensors = [*(o.name for o in plan.operands), *scale]
         self.numbers = {"eps": "float"} | {n: str(p.type) for n, p in self.runtime.items()}
         self.outputs = self._outputs()
-        self.derivatives = norm_derivatives(plan)
-        self.checked = numbers_of(self.spec.name, self.runtime, divisors=norm_divisors(plan))
 
     def launcher(self, launching: LaunchFunctions | None) -> Launcher:
         name, backward = self.spec.name, self._backward()
@@ -80,19 +74,13 @@ class Launchers:
         spec, plan = self.spec, self.plan
         learned = " or ".join(f"{o.name}.requires_grad" for o in plan.operands if o.grad)
         needs_grad = op("torch.is_grad_enabled() and ({0}() or {1})", "_transformed", learned)
-        return Function(
-            name=spec.name,
-            summary=opening(spec),
-            signature=str(norm_signature(plan)),
+        return filled(
+            Function,
+            norm_function(plan, self.tensors, self.runtime),
             docstring=self._docstring(),
-            dense_check=dense(spec.name, self.tensors),
-            casts=tuple(norm_casts(plan)),
-            x_dims=2 if self.heads else 1,
             x_words="[..., H, D]" if self.heads else "[..., D]",
             dtype=TORCH_DTYPES[spec.dtypes["input"]],
             checks=tuple(self._checks()),
-            numbers=self.checked,
-            derivatives=self.derivatives,
             save=needs_grad if plan.saves else text("False"),
             outputs=tuple(o.name for o in self.outputs),
             arguments=", ".join([*self.tensors, *self.numbers]),
@@ -100,12 +88,11 @@ class Launchers:
         )
 
     def _docstring(self) -> Docstring:
-        return Docstring(
+        return filled(
+            Docstring,
+            norm_docstring(self.plan),
             arguments=tuple(self._words()),
-            eps=repr(self.spec.eps),
-            eps_words="the variance" if self.plan.layer else "the mean of squares",
             returned=self._returned(),
-            derivatives=self.derivatives,
         )
 
     def _returned(self) -> str:
@@ -115,7 +102,7 @@ class Launchers:
         dtypes = TORCH_DTYPES | FP8
         words = [f"out {shape} {dtypes[spec.dtypes['output']]}"]
         if spec.quantize and spec.quantize.scale == "per_row":
-            words.append("scale [..., 1] float32, what out is to be multiplied by")
+            words.append("scale [..., 1] float32, by which to multiply out")
         if self.plan.stores_h:
             words.append(f"the sum x + residual {shape} {dtypes[spec.dtypes['residual']]}")
             if spec.input_mod:
@@ -137,7 +124,7 @@ class Launchers:
         ]
         words[0] = f"{words[0][:-1]}, {self._width_words()}."
         if self.scale:
-            words.append("scale: one float32, what the output is divided by.")
+            words.append("scale: one float32, by which the output is divided.")
         return words + [
             f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()
         ]

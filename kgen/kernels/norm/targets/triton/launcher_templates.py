@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.norm.targets.arguments import FP8, Check
-from kgen.targets.arguments import Derivatives, Numbers
+from kgen.kernels.norm.targets.function import NormDocstring, NormFunction
 from kgen.targets.code import Code, Statement
 from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
@@ -165,37 +165,30 @@ class BackwardOperator(Template):
 
 
 @dataclass(frozen=True)
-class Docstring(Template):
+class Docstring(NormDocstring, Template):
     """The docstring of the spec's function without its first line."""
 
     template: ClassVar[str] = "norm/triton/_docstring.j2"
 
     arguments: tuple[str, ...]
-    eps: str
-    eps_words: str
     returned: str
-    derivatives: Derivatives
+
+    @property
+    def eps_words(self) -> str:
+        return f"the {self.variance}"
 
 
 @dataclass(frozen=True)
-class Function(Template):
+class Function(NormFunction, Template):
     """The spec's function."""
 
     template: ClassVar[str] = "norm/triton/_function.j2"
 
-    name: str
-    summary: str
-    signature: str
     docstring: Docstring
-    dense_check: str
-    casts: tuple[str, ...]
-    x_dims: int
     x_words: str
     dtype: str
     """The dtype of x."""
     checks: tuple[Check, ...]
-    numbers: Numbers
-    derivatives: Derivatives
     save: Code
     """The condition for which statistics are saved."""
     outputs: tuple[str, ...]

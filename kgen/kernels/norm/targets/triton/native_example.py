@@ -8,26 +8,20 @@ from typing import ClassVar
 
 from kgen.expr.nodes import variables
 from kgen.kernels.norm.plan.planning import Gradient, NormPlan
-from kgen.kernels.norm.targets.triton.native_tensors import Argument, Arguments
+from kgen.kernels.norm.targets.triton.native_tensors import LETTERS, Argument, Arguments
 from kgen.spec.load import Loaded
+from kgen.targets.code import Code, Name
 from kgen.targets.native import File, Parameter, prefix_of
-from kgen.targets.native_reference import dtype_of, in_cpp, spelled
+from kgen.targets.native_reference import Given, Sized, dtype_of, in_cpp, sized, spelled
 
 ROWS, INTEGER, REAL = 37, 3, 0.5
 """The rows and run-time parameters of the example."""
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 1e-4, "fp8_e4m3": 7e-2}
 """Tolerances by dtype, relative to the largest magnitude."""
+NUMBERS: Mapping[Code, Code] = {Name(name): Name(letter) for name, letter in LETTERS.items()}
+"""The numbers of a call in the example."""
 AFFINE = {"weight": "dy * x_hat[size_t(d)]", "bias": "dy"}
 """The terms of the gradients of weight and bias, in C++."""
-
-
-@dataclass(frozen=True)
-class Sized:
-    """A tensor of the example."""
-
-    member: str
-    sizes: tuple[str, ...]
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -66,14 +60,6 @@ class Affine:
 
     member: str
     term: str
-
-
-@dataclass(frozen=True)
-class Given:
-    """A run-time parameter and its value."""
-
-    member: str
-    value: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +126,7 @@ def norm_example(
         heads=sizes["heads"][0] if spec.heads == "any" else spec.heads or 1,
         width=_width(plan, sizes),
         eps=repr(float(spec.eps)),
-        tensors=tuple(map(_sized, (*inputs, *others))),
+        tensors=tuple(sized(t, "", NUMBERS) for t in (*inputs, *others)),
         drawn=tuple(Drawn(t.member, _draw(t)) for t in (*inputs, *arguments.upstream)),
         params=tuple(Given(p.member, REAL if p.real else INTEGER) for p in params),
         values=tuple(f"{name}_" for name in (*along, "y")),
@@ -201,14 +187,9 @@ def _allowed(plan: NormPlan, gradients: Sequence[Gradient]) -> float:
     )
 
 
-def _sized(tensor: Argument) -> Sized:
-    names = {"p->rows": "N", "p->heads": "H", "p->width": "D"}
-    return Sized(tensor.member, tuple(names.get(s, s) for s in tensor.sizes), dtype_of(tensor))
-
-
 def _draw(tensor: Argument) -> str:
     if tensor.name == "scale":
         return "[](int64_t) { return 0.05; }"
-    if dtype_of(tensor) in ("INT32", "INT64", "BOOL"):
+    if dtype_of(tensor.element) in ("INT32", "INT64", "BOOL"):
         return "[](int64_t i) { return double(i % 2); }"
     return "1.0"

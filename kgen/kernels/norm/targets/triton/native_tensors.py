@@ -6,7 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kgen.kernels.norm.plan.planning import NormPlan, Operand
-from kgen.targets.native import WORDS, Tensor, member
+from kgen.targets.code import Code, Name
+from kgen.targets.native import WORDS, Tensor, fixed, member
+
+ROWS, HEADS, WIDTH = Name("rows"), Name("heads"), Name("width")
+"""The numbers of a call."""
+LETTERS = {"rows": "N", "heads": "H", "width": "D"}
+"""These numbers in words, and in the example."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,9 @@ def arguments_of(plan: NormPlan) -> Arguments:
     if plan.spec.quantize and plan.spec.quantize.scale == "per_tensor":
         read = (
             *read,
-            spells.plain("scale", ("1",), "fp32", "[1] float32, what the output is divided by"),
+            spells.plain(
+                "scale", (fixed(1),), "fp32", "[1] float32, by which the output is divided"
+            ),
         )
     saved = tuple(
         spells.stored(name, "row", "fp32", "written where all of these are there; read by backward")
@@ -94,16 +102,15 @@ class _Spelled:
         self.heads = plan.spec.heads is not None
         self.taken = taken(plan)
 
-    def sizes(self, along: str) -> tuple[str, ...]:
-        """Return the sizes of a tensor, as C expressions."""
-        of_row = ("p->rows", "p->heads") if self.heads else ("p->rows",)
-        of_column = ("p->heads", "p->width") if self.heads else ("p->width",)
-        return {"element": (*of_row, "p->width"), "row": of_row, "column": of_column}[along]
+    def sizes(self, along: str) -> tuple[Name, ...]:
+        """Return the sizes of a tensor."""
+        of_row = (ROWS, HEADS) if self.heads else (ROWS,)
+        of_column = (HEADS, WIDTH) if self.heads else (WIDTH,)
+        return {"element": (*of_row, WIDTH), "row": of_row, "column": of_column}[along]
 
     def shape(self, along: str) -> str:
         """Describe the shape of a tensor."""
-        names = {"p->rows": "N", "p->heads": "H", "p->width": "D"}
-        return f"[{', '.join(names[size] for size in self.sizes(along))}]"
+        return f"[{', '.join(LETTERS[size.name] for size in self.sizes(along))}]"
 
     def operand(self, operand: Operand, said: str = "") -> Argument:
         """Build a tensor that a kernel reads."""
@@ -118,7 +125,7 @@ class _Spelled:
             name,
             label=name,
             member=member(name, self.taken - {name}),
-            sizes=self.sizes(along),
+            extents=self.sizes(along),
             element=operand.dtype,
             words=words,
             widest="1",
@@ -131,7 +138,12 @@ class _Spelled:
         return self.plain(name, self.sizes(along), dtype, words)
 
     def plain(
-        self, name: str, sizes: tuple[str, ...], dtype: str, words: str, taken: Collection[str] = ()
+        self,
+        name: str,
+        sizes: tuple[Code, ...],
+        dtype: str,
+        words: str,
+        taken: Collection[str] = (),
     ) -> Argument:
         """Build a contiguous tensor."""
         return Argument(name, name, member(name, taken), sizes, dtype, words, contiguous=True)
@@ -142,7 +154,7 @@ def _outputs(plan: NormPlan, spells: _Spelled) -> tuple[Argument, ...]:
     stored = [spells.stored("out", "element", spec.dtypes["output"], "written")]
     if spec.quantize and spec.quantize.scale == "per_row":
         stored.append(
-            spells.stored("scale", "row", "fp32", "written, what out is to be multiplied by")
+            spells.stored("scale", "row", "fp32", "written, the number by which to multiply out")
         )
     if plan.stores_h:
         said = (

@@ -1,4 +1,4 @@
-"""The C launchers of a norm in CUDA."""
+"""`cuda_launch.cu` of a norm: functions that launch the kernels from C and C++."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from kgen.kernels.norm.targets.cuda.backward import OF_ALL, OF_HEADS, Backward, 
 from kgen.kernels.norm.targets.cuda.forward import Forward
 from kgen.kernels.norm.targets.cuda.parts import Launch
 from kgen.kernels.norm.targets.cuda.spelled import Spelled
+from kgen.targets import opening
 from kgen.targets.code import CUDA
 from kgen.targets.template import Template
 
 
 @dataclass(frozen=True)
-class HostBackward(Template):
+class LaunchBackward(Template):
     """The function that launches the backward pass."""
 
-    template: ClassVar[str] = "norm/cuda/_host_backward.j2"
+    template: ClassVar[str] = "norm/cuda/_launch_backward.j2"
     language: ClassVar[str] = CUDA
 
     name: str
@@ -27,13 +28,14 @@ class HostBackward(Template):
 
 
 @dataclass(frozen=True)
-class Host(Template):
-    """The tables of shapes, and the functions that launch kernels."""
+class CLauncher(Template):
+    """`cuda_launch.cu`: the tables of shapes, and the functions that launch kernels."""
 
-    template: ClassVar[str] = "norm/cuda/_host.j2"
+    template: ClassVar[str] = "norm/cuda/launch.cu.j2"
     language: ClassVar[str] = CUDA
 
     name: str
+    summary: str
     least_capability: int
     vector: int
     clusters: bool
@@ -44,21 +46,22 @@ class Host(Template):
     launches: tuple[Launch, ...]
     forward: Launch
     null_words: str | None
-    backward: HostBackward | None
+    backward: LaunchBackward | None
 
 
-def host_of(
+def c_launcher_of(
     spelled: Spelled, least_capability: int, forward: Forward, backward: Backward | None
-) -> Host:
-    """Return the launchers of a plan."""
+) -> CLauncher:
+    """Return the file of a plan."""
     name = spelled.spec.name
     words = "Only backward needs the statistics: forward accepts null."
     called = None
     if backward is not None:
         grid = OF_HEADS if spelled.spec.heads else OF_ALL
-        called = HostBackward(name, backward.launch, grid, backward.column_launch)
-    return Host(
+        called = LaunchBackward(name, backward.launch, grid, backward.column_launch)
+    return CLauncher(
         name=name,
+        summary=opening(spelled.spec, in_comment=True),
         least_capability=least_capability,
         vector=spelled.vector,
         clusters=spelled.clusters,

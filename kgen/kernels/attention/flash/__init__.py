@@ -1,0 +1,3 @@
+"""Runtime of the adapters for PyTorch and for FlashAttention's functions, which is emitted
+unchanged.
+"""
