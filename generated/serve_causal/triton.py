@@ -2,28 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f953a1114c6a22f8
-# body: ae213b5ad26fbe14
+# inputs: 46b1f6950e7b0267
+# body: af7ccb1225b9d004
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx
-
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
 
+Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
 
     from serve_causal import serve_causal
     out = serve_causal(q, k, v)
-
-Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
 import math
 import warnings
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("serve_causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -44,12 +42,14 @@ try:
 except ModuleNotFoundError:
     raise ImportError("serve_causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -86,21 +86,19 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
+    m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
-    wrap = tl.maximum(n_tiles, 1)
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
+            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -116,8 +114,7 @@ def _forward_tiles(
         if MASKED:
             qk = tl.where(mask, qk, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)  # in rows without a key so far, -inf - (-inf) is nan
         alpha = tl.exp2(m_i - m_ref)
         p = tl.exp2(qk * qk_scale - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
@@ -147,8 +144,7 @@ def _forward_kernel(
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -184,7 +180,7 @@ def _forward_kernel(
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
-    # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+    # Rows without a visible key get zeros, and lse is -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
@@ -389,8 +385,7 @@ def _serve_tiles(
         if MASKED:
             qk = tl.where(mask, qk, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)  # in rows without a key so far, -inf - (-inf) is nan
         alpha = tl.exp2(m_i - m_ref)
         p = tl.exp2(qk * qk_scale - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
@@ -466,7 +461,7 @@ def _serve_kernel(
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, PAGE=PAGE, BLOCK_N=BLOCK_N,
     )
 
-    # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+    # Rows without a visible key get zeros, and lse is -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     lse = m_i + tl.log2(l_safe)
     if splits > 1:
@@ -568,7 +563,7 @@ _LIBRARY = _library("kgen_8c8c1aef01a03e46", "serve_causal")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
+    """Return TMA descriptors of blocks (tensor [B, H, S, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -849,8 +844,7 @@ def _on_hopper(*tensors):
 
 def _forward(q, k, v, scale, store_lse):
     """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
-    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
+    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:  # Triton's interpreter cannot multiply bfloat16
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, scale, store_lse)
         return out.bfloat16(), lse
@@ -900,8 +894,8 @@ def serve_causal(q, k, v, *, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for invalid arguments,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
+    backward pass.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
@@ -943,10 +937,11 @@ def serve_causal(q, k, v, *, scale=None, return_lse=False):
 
 
 def serve_causal_kernels(q, k, v):
-    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
+    """Return a dict of strings with the key "forward": the kernels that a call with these tensors uses.
 
+    Possible values:
     "hopper": the kernels for compute capability 9.0;
-    "portable: " and the reason: the kernels for every chip.
+    "portable: REASON": the kernels for every chip, and why they run.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c02d7fbe5ec144e3
-# body: 143ccaf271917d7a
+# inputs: 6d282089e6821bfe
+# body: c112e8d82ce0b154
 """Launches, operators and checks of arguments. This file does not depend on the spec."""
 
 import functools
@@ -56,7 +56,7 @@ def _by_tma(x):
 
 
 def _tile(table, arch, *tensors):
-    """Return the first tile for a chip whose loads the tensors allow. The last tile of a table is for every chip."""
+    """Return the first tile for a chip. TMA must be able to load the tensors of a tile with TMA=True."""
     for chips, tile in table:
         if (arch in chips or not chips) and (not tile.get("TMA") or all(map(_by_tma, tensors))):
             return tile

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c3f7f7112df511da
-# body: 201612d5ec5e2510
+# inputs: e8b1dddef6747e11
+# body: 0d5097aac6638d37
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -45,10 +45,13 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
+# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
+# consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
+# that
 # are constant in a loop over tiles.
 
 
@@ -146,11 +149,11 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
-    for K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
+    needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
-    # release.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
+    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -160,7 +163,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory, [rows, columns]."""
+    """View K of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
@@ -206,7 +209,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Return the first position of the i-th tile, counted from the last one."""
+    """Return the first position of the i-th tile from the end."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -217,8 +220,8 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# PTX for 64 elements of acc per thread. Pairs of elements alternate between two rows, so
-# $128 and $130 are the alphas of both rows. A warp whose alphas are all 1 skips the products.
+# PTX for 64 elements of acc per thread. $i is element i, and $(i + 128) its alpha. Elements alternate in pairs
+# between two rows, whose alphas are $128 and $130. A warp whose alphas are all 1 does not multiply.
 _RESCALE = tl.constexpr(
     "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
     "setp.neu.or.f32 p, $130, 0f3F800000, p; "
@@ -231,7 +234,7 @@ _RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["
 
 @gluon.jit
 def _rescaled(acc, alpha):
-    """acc * alpha. Warps whose alphas are all 1 do not multiply."""
+    """Return acc * alpha."""
     return gl.inline_asm_elementwise(_RESCALE, _RESCALED, [acc, alpha], dtype=gl.float32, is_pure=True, pack=64)
 
 
@@ -259,7 +262,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "sk_minus_sq_
 def _hopper_producer(
     args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. Load their operands, K and V."""
+    """Publish tiles of queries. For each, load the K and V tiles that it attends to."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -272,7 +275,7 @@ def _hopper_producer(
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
         h_kv = h // GQA
-        # The last query tiles see the most keys, so they are published first.
+        # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         q_last = gl.minimum(q_start + BLOCK_M, problem.SQ) - 1
         kv_hi = gl.minimum(problem.SK + q_last + 1 - problem.SQ, problem.SK)
@@ -298,8 +301,8 @@ def _hopper_producer(
                 async_load(args.v_desc, [b, h_kv, v_start, 0], full, v_slot)
             n_fetched += 1
         i += 1
-        gdc_wait()  # the counter may not be zero before this
-        # Tiles differ in length: who is done first takes the next one.
+        gdc_wait()  # the counter is zero only after this
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
@@ -316,12 +319,12 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. PENDING later products may stay in
-    flight."""
+    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. At most PENDING later products
+    stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
+        _consumer_release(kv_ring, i)  # the first slot has only K, because V is one tile behind
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
@@ -330,7 +333,7 @@ def _hopper_softmax(
     # seldom rescaled.
     m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
-    # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
+    # In rows without a key so far, the maximum is -inf, and -inf - (-inf) is nan.
     m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = gl.exp2(m_i - m_ref)
     p = gl.exp2(qk * fixed.qk_scale - m_ref[:, None])
@@ -354,10 +357,10 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. ptxas would move the wgmma wait for P @ V above the softmax, but not across
-        # the branch of this wait.
+        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
+        # wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])
@@ -391,7 +394,7 @@ def _hopper_consumer(
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
-        # The first tile has nothing to rescale. A mask is correct for any tile.
+        # The first tile has no acc to rescale. Apply the mask, which is correct for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
@@ -412,7 +415,7 @@ def _hopper_consumer(
         _consumer_wait(kv_ring, n_used)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
-        # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+        # Rows without a visible key get zeros, and lse is -inf.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)
@@ -452,7 +455,7 @@ def _forward_hopper_kernel(
             (_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -461,8 +464,8 @@ def _forward_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -474,7 +477,7 @@ def _gluon_tiles(x, n_rows):
 
 
 def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
-    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
+    """Launch the forward kernel. It writes `out`, and `lse` (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     BLOCK_M, BLOCK_N = 128, 128

@@ -2,28 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ae6746bce4a206b2
-# body: e24abd7738bbcd42
+# inputs: 02d865158319995b
+# body: d1c2d3dba29a56d2
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 128
     softmax: exp(sinks[h]) is one more term of each row's sum, without a value
-
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64] -> out [B, HQ, SQ, 64], bf16
 
+Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
 
     from serve_gpt_oss import serve_gpt_oss
     out = serve_gpt_oss(q, k, v, sinks=sinks)
-
-Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
 import math
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
 if not __package__:
     raise ImportError("serve_gpt_oss: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -47,7 +45,8 @@ except ModuleNotFoundError:
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(128)
 
-# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
+# row has TMA=True, TMA must also be able to load the tensors.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
@@ -81,8 +80,8 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
+    m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
+    If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -109,8 +108,7 @@ def _forward_tiles(
         if MASKED:
             qk = tl.where(mask, qk, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)  # in rows without a key so far, -inf - (-inf) is nan
         alpha = tl.exp2(m_i - m_ref)
         p = tl.exp2(qk * qk_scale - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
@@ -140,8 +138,7 @@ def _forward_kernel(
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so their programs start first.
-    q_start = (n_tiles - 1 - tile) * BLOCK_M
+    q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
@@ -182,7 +179,7 @@ def _forward_kernel(
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
-    # A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf.
+    # If the sink is -inf, rows without a visible key get zeros, and lse is -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
@@ -392,8 +389,7 @@ def _serve_tiles(
         if MASKED:
             qk = tl.where(mask, qk, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
-        # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)  # in rows without a key so far, -inf - (-inf) is nan
         alpha = tl.exp2(m_i - m_ref)
         p = tl.exp2(qk * qk_scale - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
@@ -473,7 +469,7 @@ def _serve_kernel(
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, PAGE=PAGE, BLOCK_N=BLOCK_N,
     )
 
-    # A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf.
+    # If the sink is -inf, rows without a visible key get zeros, and lse is -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     lse = m_i + tl.log2(l_safe)
     if splits > 1:
@@ -576,7 +572,7 @@ _LIBRARY = _library("kgen_93eb1463cb6543cd", "serve_gpt_oss")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
+    """Return TMA descriptors of blocks (tensor [B, H, S, D], rows, columns), or a list of None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -840,8 +836,7 @@ def serve_gpt_oss_append(k, v, k_pages, v_pages, *, slot_mapping, kv_layout="NHD
 
 def _forward(q, k, v, sinks, scale, store_lse):
     """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
-    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
+    if q.dtype == torch.bfloat16 and _arch(q.device) == 0:  # Triton's interpreter cannot multiply bfloat16
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, sinks, scale, store_lse)
         return out.bfloat16(), lse
@@ -883,14 +878,14 @@ def serve_gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
     """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], bf16, any strides; HQ is 8 times HKV.
-    sinks: [HQ] float32, bfloat16 or float16, logits that join the softmax without a value.
+    sinks: [HQ] float32, bfloat16 or float16, logits in the softmax that have no row of v.
     Query i has position SK - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
     Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and its sink.
-    Raises ValueError or TypeError for invalid arguments,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
+    backward pass.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
@@ -940,9 +935,10 @@ def serve_gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
 
 
 def serve_gpt_oss_kernels(q, k, v):
-    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
+    """Return a dict of strings with the key "forward": the kernels that a call with these tensors uses.
 
-    "portable: " and the reason: the kernels for every chip.
+    Possible values:
+    "portable: REASON": the kernels for every chip, and why they run.
     """
     return {
         "forward": (
