@@ -82,6 +82,22 @@ def test_batches(lines: str, tmp_path: Path, verdict: Any) -> None:
     assert not interpreted(failures, text, path, [f"serve-{name}" for name in BATCHES])
 
 
+def test_launches_of_a_quantized_cache(tmp_path: Path, verdict: Any) -> None:
+    """Check the launches and the misuse of a cache with scales of tokens."""
+    text = f"{HEAD}{SERVE}{CAUSAL}kv_dtype: fp8_e4m3\n"
+    path = emitted(text, tmp_path)
+    verdict(problem_of(loads(text, "spec.yaml")), path)
+    interpreted(_check_launches, text, path)
+
+
+def test_small_scales_of_fp16_keep_bits(tmp_path: Path, verdict: Any) -> None:
+    """Check values of FP16 whose scales are below its smallest number."""
+    text = f"{HEAD.replace('bf16', 'fp16')}{SERVE}{CAUSAL}kv_dtype: fp8_e5m2\n"
+    path = emitted(text, tmp_path)
+    verdict(problem_of(loads(text, "spec.yaml")), path)
+    interpreted(_check_small_scales, path)
+
+
 def test_no_batch_changes_bits(tmp_path: Path, verdict: Any) -> None:
     text = f"{HEAD}{SERVE}{CAUSAL}deterministic: batch\nsinks: true\nkv_dtype: fp8_e4m3\n"
     path = emitted(text, tmp_path)
@@ -118,6 +134,37 @@ def _keep_bits(text: str, path: Path) -> None:
     from kgen.kernels.attention.verify.schedules import keep_bits
 
     keep_bits(_subject(text, path), schedules=2)
+
+
+def _check_launches(text: str, path: Path) -> None:
+    from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
+    from kgen.kernels.attention.verify.serve_checks import check_serving
+
+    launches_what_it_compiled_for(_subject(text, path))
+    check_serving(_subject(text, path))
+
+
+def _check_small_scales(path: Path) -> None:
+    import torch
+
+    from kgen.verify import interpreter
+
+    interpreter.mend()
+    module: Any = import_file(path, "kgen_test_serve")
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 40, 1, 32), generator=random) for _ in range(3))
+    pages = [(1000 * x).to(torch.float8_e5m2) for x in (k, v)]
+    scales = [torch.full((1, 40, 1), x) for x in (1e-3, 2e-8)]
+    lengths = torch.tensor([40], dtype=torch.int32)
+    found = module.sample_serve(
+        q[0].half(), *pages, block_table=torch.zeros((1, 1), dtype=torch.int32), seq_lens=lengths,
+        cu_seqlens_q=torch.tensor([0, 40], dtype=torch.int32), k_scale=scales[0], v_scale=scales[1],
+    )  # fmt: skip
+    k, v = (x.double() * s[..., None].double() for x, s in zip(pages, scales, strict=True))
+    scores = q[0, :, 0].half().double() @ k[0, :, 0].T * 32**-0.5
+    hidden = torch.ones((40, 40)).triu(1).bool()
+    wanted = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[0, :, 0]
+    assert (found[:, 0] - wanted).norm() < 2e-2 * wanted.norm()
 
 
 def _check_lists(path: Path) -> None:

@@ -125,12 +125,14 @@ def _serve_laid_out(subject: Subject) -> None:
         tensors = dict(zip(("q", "k_pages", "v_pages"), (q, *pages), strict=True))
         tensors |= {"block_table": served.block_table, "out": served.out, "lse": served.lse}
         right = {**tensors, **serving.keywords(served)}
+        scales = {n: x for n, x in served.scales.items() if isinstance(x, Tensor) and x.dim() == 3}
+        tensors |= scales
         changes = [{}, *({name: way(x)} for name, x in tensors.items() for way in WAYS)]
         changes += [{"seq_lens": shifted(served.seq_lens)}, {"lse": None}]
         for change in changes:
             names[f"{problem.name}_serve"](**{**right, **change})
         serving.append(names, problem, served)
-        for name, way in itertools.product(("k", "v", "k_pages", "v_pages"), WAYS):
+        for name, way in itertools.product(("k", "v", "k_pages", "v_pages", *scales), WAYS):
             serving.append(names, problem, served, **{name: way})
         serving.append(names, problem, served, slot_mapping=shifted)
 

@@ -24,6 +24,11 @@ from kgen.verify.tensors import DTYPES
 
 _SLOTS = (5, -1, 40, 0, 63, -1, 17, 16)
 """The slots of new tokens. The cache does not change for a slot of -1."""
+_WRITTEN = [token for token, slot in enumerate(_SLOTS) if slot >= 0]
+_STORED = ("number", "tensor", "head", "page", "token", "set")
+"""The scales of a quantized cache, as in `Batch.scales`. With `set`, the call sets scales of
+tokens.
+"""
 
 
 def check_serving(subject: Subject) -> None:
@@ -31,7 +36,7 @@ def check_serving(subject: Subject) -> None:
     if "serve" not in subject.problem.passes:
         return
     for layout in ("NHD", "HND"):
-        for number in range(3):
+        for number in range(len(_STORED)):
             _writes_the_cache(subject, layout, number)
     _refuses_misuse(subject)
     _keeps_to_its_tensors(subject)
@@ -82,14 +87,18 @@ def _writes_the_cache(subject: Subject, layout: str, number: int) -> None:
     dtype = DTYPES[problem.dtype]
     slots = torch.tensor(_SLOTS, dtype=(torch.int32, torch.int64)[number % 2], device=device)
     scales = _scales(number, heads, device) if problem.kv_dtype is not None else {}
+    own_scales = {name: _of_slots(x) for name, x in scales.items()}
+    setting = {"set_scales": True} if problem.kv_dtype and _STORED[number] == "set" else {}
     pools, wanted, given = [], [], []
     for x, width in (("k", problem.head_qk), ("v", problem.head_v)):
         new = 3 * torch.randn((len(_SLOTS), heads, width), generator=random)
         new = new.to(dtype).to(device)
         stored = new
         if problem.kv_dtype is not None:
-            own, _ = serving.QUANTIZED[problem.kv_dtype]
-            stored = serving.quantized(new, scales[f"{x}_scale"], problem.kv_dtype).to(own)
+            own, most = serving.QUANTIZED[problem.kv_dtype]
+            if setting:
+                own_scales[f"{x}_scale"] = new.float().abs().amax(-1) / most
+            stored = serving.quantized(new, own_scales[f"{x}_scale"], problem.kv_dtype).to(own)
         pool = torch.zeros((4, 16, heads, width), device=device).to(stored.dtype)
         after = pool.clone()
         for token, slot in enumerate(_SLOTS):
@@ -101,7 +110,13 @@ def _writes_the_cache(subject: Subject, layout: str, number: int) -> None:
         pools.append(pool)
         wanted.append(after)
     append = getattr(subject.module, f"{problem.name}_append")
-    append(*given, *pools, slot_mapping=slots, kv_layout=layout, **scales)
+    passed = dict(scales)
+    if layout == "HND":
+        passed = {name: x.transpose(1, 2) if _by_page(x) else x for name, x in scales.items()}
+    append(*given, *pools, slot_mapping=slots, kv_layout=layout, **passed, **setting)
+    for name in scales if setting else ():
+        wrong = _of_slots(scales[name])[_WRITTEN] != own_scales[name][_WRITTEN]
+        assert not bool(wrong.any()), f"append in {layout}: wrong {name}"
     for x, pool, after in zip("kv", pools, wanted, strict=True):
         found = pool.transpose(1, 2) if layout == "HND" else pool
         bits = torch.uint8 if found.element_size() == 1 else torch.int16
@@ -110,10 +125,33 @@ def _writes_the_cache(subject: Subject, layout: str, number: int) -> None:
 
 
 def _scales(number: int, heads: int, device: str) -> dict[str, Any]:
-    """Return numbers, tensors of one element, or tensors with an element for each head."""
+    """Return scales of 4 pages of 16 tokens."""
     by_head = 0.004 * (1 + torch.arange(heads, dtype=torch.float32, device=device))
-    choices: tuple[Any, ...] = (0.01, by_head[0], by_head)
-    return {"k_scale": choices[number], "v_scale": choices[number - 1]}
+    by_page = by_head[0] * torch.tensor([1.0, 2.0, 3.0, 4.0], device=device)[:, None, None]
+    rows = 1 + torch.arange(16, dtype=torch.float32, device=device)[:, None]
+    by_token = by_page * rows * by_head / by_head[0]
+    found: dict[str, tuple[Any, Any]] = {
+        "number": (0.01, 0.02),
+        "tensor": (by_head[0], 0.01),
+        "head": (by_head, by_head[:1]),
+        "page": (by_page, by_head),
+        "token": (by_token, by_page),
+        "set": (by_token, by_token / 2),
+    }
+    return dict(zip(("k_scale", "v_scale"), (found[_STORED[number]]), strict=True))
+
+
+def _by_page(scale: Any) -> bool:
+    return isinstance(scale, Tensor) and scale.dim() == 3
+
+
+def _of_slots(scale: Any) -> Any:
+    """Return the scales of the new tokens."""
+    if not _by_page(scale):
+        return scale
+    return torch.stack(
+        [scale[slot // 16, slot % 16 if scale.shape[1] > 1 else 0] for slot in _SLOTS]
+    )
 
 
 def _refuses_misuse(subject: Subject) -> None:
@@ -129,6 +167,12 @@ def _refuses_misuse(subject: Subject) -> None:
             for what, change in _misuses(served, right, subject.device).items()
         }
     )
+    if served.scales:
+        names = vars(subject.module)
+        setting = {"set_scales": lambda one: True}
+        must_refuse(
+            {"append: one scale to set": partial(serving.append, names, problem, served, **setting)}
+        )
 
 
 def _misuses(served: Served, right: dict[str, Any], device: str) -> dict[str, dict[str, Any]]:
@@ -162,6 +206,8 @@ def _misuses(served: Served, right: dict[str, Any], device: str) -> dict[str, di
     for name in served.scales:
         found[f"{name} of another shape"] = {name: torch.ones(7, device=device)}
         found[f"{name} in float64"] = {name: torch.ones((), dtype=torch.float64, device=device)}
+        found[f"{name} of other pages"] = {name: torch.ones((len(k) + 1, 1, 1), device=device)}
+        found[f"{name} of other tokens"] = {name: torch.ones((1, 3, 1), device=device)}
     tensors = {"k_pages": k, "seq_lens": lens, "block_table": served.block_table}
     return found | elsewhere({**tensors, **served.inputs.buffers}, device)
 

@@ -41,6 +41,10 @@ class Batch:
     given: bool = True
     """True if the call passes `out`, `lse` and `workspace`."""
     magnitude: float = 1.0
+    scales: str = "number"
+    """The scales of a quantized cache: `number`, `tensor` (one element), `head`, `page`, or
+    `token` (each token and head).
+    """
     processors: int | None = None
     """Number of multiprocessors that the launcher sees, if not the number of the device. With more
     of them, it splits more tiles.
@@ -50,15 +54,15 @@ class Batch:
 _MIXED = ((1, 77), (5, 40), (33, 200), (1, 1), (0, 20), (64, 64), (0, 0), (1, 131))
 BATCHES = (
     Batch("mixed", _MIXED),
-    Batch("mixed-hnd", _MIXED, 32, "HND", group=4, processors=24),
-    Batch("mixed-joint", _MIXED[::-1], 64, "joint", heads_kv=1, group=8, processors=24),
-    Batch("mixed-wide-pages", _MIXED, 128, tail=9),
-    Batch("decodes", tuple((1, n) for n in (300, 64, 1, 129, 63)), 64, longest=True),
-    Batch("one-long", ((1, 700),), 16, heads_kv=1, longest=True, processors=24),
+    Batch("mixed-hnd", _MIXED, 32, "HND", group=4, scales="token", processors=24),
+    Batch("mixed-joint", _MIXED[::-1], 64, "joint", 1, 8, scales="head", processors=24),
+    Batch("mixed-wide-pages", _MIXED, 128, tail=9, scales="token"),
+    Batch("decodes", tuple((1, n) for n in (300, 64, 1, 129, 63)), 64, longest=True, scales="head"),
+    Batch("one-long", ((1, 700),), 16, heads_kv=1, longest=True, scales="page", processors=24),
     Batch("speculative", ((4, 90), (4, 4), (3, 257)), 16, "joint", longest=True, given=False),
-    Batch("prompts", ((130, 130), (70, 70), (1, 1)), 128, "HND", heads_kv=1, processors=24),
-    Batch("chunk", ((40, 400),), 48, heads_kv=1, given=False, processors=24),
-    Batch("odd-pages", ((1, 90), (20, 33)), 10, tail=3, processors=24),
+    Batch("prompts", ((130, 130), (70, 70), (1, 1)), 128, "HND", 1, scales="token", processors=24),
+    Batch("chunk", ((40, 400),), 48, heads_kv=1, given=False, scales="page", processors=24),
+    Batch("odd-pages", ((1, 90), (20, 33)), 10, tail=3, scales="tensor", processors=24),
     Batch("empty", ((0, 0), (0, 30)), 16, tail=5),
     Batch("more-queries", ((9, 4), (3, 0)), 16),
     Batch("large", ((1, 90), (30, 66)), 16, magnitude=16.0, processors=24),
@@ -150,8 +154,10 @@ def drawn(problem: Problem, batch: Batch, device: str) -> Served:
     rows, heads = len(inputs.q), inputs.q.shape[1]
     stored, scales = (inputs.k, inputs.v), dict[str, Any]()
     if problem.kv_dtype is not None:
-        scales = _scales(batch, inputs)
-        stored, inputs = _quantized(problem.kv_dtype, inputs, scales)
+        scales = _scales(batch, table)
+        by_key = {name: _of_keys(batch, table, x) for name, x in scales.items()}
+        stored, inputs = _quantized(problem.kv_dtype, inputs, by_key)
+        scales = {name: _laid_out(batch, x) for name, x in scales.items()}
     k_pages, v_pages = _pages(batch, table, *stored)
     if problem.kv_dtype is not None:
         k_pages, v_pages = (_narrow(x, problem.kv_dtype) for x in (k_pages, v_pages))
@@ -176,28 +182,57 @@ QUANTIZED = {
 """The dtypes of a quantized cache, with their largest numbers."""
 
 
-def _scales(batch: Batch, inputs: Inputs) -> dict[str, Any]:
-    """Return the scales of a cache: by head, numbers, or tensors of one element."""
-    heads, device = batch.heads_kv, inputs.k.device
+def _scales(batch: Batch, table: Tensor) -> dict[str, Any]:
+    """Return the scales of a cache. Unused scales of pages and tokens are NaN."""
+    heads, device = batch.heads_kv, table.device
     by_head = 0.01 * (1 + torch.arange(heads, dtype=torch.float32, device=device))
-    number = len(batch.name) % 3
-    if number == 0:
+    if batch.scales == "number":
+        return {"k_scale": 0.013, "v_scale": 0.02}
+    if batch.scales == "tensor":
+        return {"k_scale": by_head[0], "v_scale": by_head[:1]}
+    if batch.scales == "head":
         return {"k_scale": by_head, "v_scale": by_head.flip(0) / 2}
-    if number == 1:
-        return {"k_scale": 0.013, "v_scale": by_head[:1]}
-    return {"k_scale": by_head[0], "v_scale": 0.02}
+    by_token = batch.scales == "token"
+    sizes = (batch.page_size, heads) if by_token else (1, 1)
+    pool = torch.full((_count(table), *sizes), torch.nan, device=device)
+    for b, (_, keys) in enumerate(batch.lengths):
+        at = torch.arange(keys if by_token else -(-keys // batch.page_size), device=device)
+        page = at // batch.page_size if by_token else at
+        rows = 0.01 * 2.0 ** (at % 5 - 2).float()
+        own = by_head / by_head[0] if by_token else by_head.new_ones(1)
+        pool[table[b].long()[page], at % sizes[0]] = rows[:, None] * own
+    return {"k_scale": pool, "v_scale": pool / 2}
+
+
+def _of_keys(batch: Batch, table: Tensor, scale: Any) -> Tensor:
+    """Return the scales of packed keys, [TK, HKV] or by head."""
+    x = torch.as_tensor(scale, dtype=torch.float32, device=table.device)
+    if x.dim() < 3:
+        return x.reshape(-1)
+    size, found = batch.page_size, []
+    for b, (_, keys) in enumerate(batch.lengths):
+        at = torch.arange(keys, device=table.device)
+        found.append(x[table[b].long()[at // size], at % size if x.shape[1] > 1 else 0])
+    return torch.cat(found)
+
+
+def _laid_out(batch: Batch, scale: Any) -> Any:
+    """Return a scale in the order of the pages."""
+    if batch.layout != "HND" or not isinstance(scale, Tensor) or scale.dim() < 3:
+        return scale
+    return scale.transpose(1, 2).contiguous()
 
 
 def quantized(x: Tensor, scale: Any, kv_dtype: str) -> Tensor:
-    """Return stored values of x [T, HKV, D], as float32."""
+    """Return stored values of x [T, HKV, D], as float32. Scales are numbers, [HKV] or [T, HKV]."""
     dtype, most = QUANTIZED[kv_dtype]
     scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
-    values = (x.float() / scale.reshape(-1, 1)).clamp(-most, most)
+    values = (x.float() / scale[..., None]).clamp(-most, most)
     return values.round() if kv_dtype == "int8" else values.to(dtype).float()
 
 
 def _quantized(
-    kv_dtype: str, inputs: Inputs, scales: Mapping[str, Any]
+    kv_dtype: str, inputs: Inputs, scales: Mapping[str, Tensor]
 ) -> tuple[tuple[Tensor, Tensor], Inputs]:
     """Return the stored keys and values, and inputs whose reference has their dequantized
     values.
@@ -205,8 +240,7 @@ def _quantized(
     stored, clean = [], []
     for x, scale in ((inputs.k, scales["k_scale"]), (inputs.v, scales["v_scale"])):
         stored.append(quantized(x, scale, kv_dtype))
-        factor = torch.as_tensor(scale, dtype=torch.float32, device=x.device).reshape(-1, 1)
-        clean.append(stored[-1].double() * factor.double())
+        clean.append(stored[-1].double() * scale[..., None].double())
     k, v = stored
     return (k, v), replace(inputs, clean_k=clean[0], clean_v=clean[1])
 
@@ -232,9 +266,14 @@ def _table(batch: Batch, device: str) -> Tensor:
     return table.to(device)
 
 
+def _count(table: Tensor) -> int:
+    """Return the number of pages of a cache."""
+    return int((table != NO_PAGE).sum()) + SPARE
+
+
 def _pages(batch: Batch, table: Tensor, *packed: Tensor) -> list[Tensor]:
     """Return pools of pages [pages, page_size, HKV, D], in the memory order of the batch."""
-    size, count = batch.page_size, int((table != NO_PAGE).sum()) + SPARE
+    size, count = batch.page_size, _count(table)
     pools = []
     for x in packed:
         pool = x.new_full((count, size, *x.shape[1:]), torch.nan)
@@ -261,6 +300,16 @@ def hide(served: Served, seen: Tensor) -> None:
             page = served.block_table[b].long()[token // batch.page_size]
             nothing = torch.nan if bits is pool else UNREADABLE
             bits[page, token % batch.page_size, head] = nothing
+            _hide_scales(served, page, token % batch.page_size, head)
+
+
+def _hide_scales(served: Served, page: Tensor, at: Tensor, head: Tensor) -> None:
+    """Fill the scales of tokens of pages with NaN, if each token has a scale."""
+    if served.batch.scales != "token":
+        return
+    for x in served.scales.values():
+        pool = x.transpose(1, 2) if served.batch.layout == "HND" else x
+        pool[page, at, head] = torch.nan
 
 
 def call(names: Mapping[str, Any], problem: Problem, served: Served, **more: Any) -> Any:
@@ -334,9 +383,10 @@ def compiled(group: int) -> tuple[Batch, ...]:
     """Return batches that together launch all kernels: of few and of many rows, in small and large
     pages, with and without a log-sum-exp.
     """
-    few = Batch("serve-few", ((1, 128), (1, 64)), 64, group=group, longest=True)
-    many = Batch("serve-many", ((256, 256), (2, 77)), 128, group=group, given=False)
-    return (few, many, replace(few, name="serve-small-pages", page_size=16))
+    few = Batch("serve-few", ((1, 128), (1, 64)), 64, group=group, longest=True, scales="head")
+    long = ((256, 256), (2, 77))
+    many = Batch("serve-many", long, 128, group=group, given=False, scales="token")
+    return (few, many, replace(few, name="serve-small-pages", page_size=16, scales="page"))
 
 
 def compile_batch(problem: Problem, batch: Batch, function: Any) -> None:
@@ -357,5 +407,7 @@ def append(names: Mapping[str, Any], problem: Problem, served: Served, **changes
     slots = torch.zeros(len(q), dtype=torch.int32, device=q.device)
     given = {"k": k, "v": v, "k_pages": served.k_pages, "v_pages": served.v_pages}
     given |= {"slot_mapping": slots, **served.scales}
+    if served.scales:
+        given["set_scales"] = served.batch.scales == "token"
     changed = {name: change(given[name]) for name, change in changes.items()}
     names[f"{problem.name}_append"](**{**given, **changed})

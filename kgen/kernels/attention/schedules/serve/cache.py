@@ -7,8 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kgen.kernels.attention.lowered.model import arguments, declared
+from kgen.kernels.attention.schedules.serve.scales import (
+    SCALE_TENSORS,
+    SCALE_WORDS,
+    scale_lines,
+    scale_params,
+    scale_steps,
+)
 from kgen.kernels.attention.spec import AttentionSpec
-from kgen.targets.code import If, Statement, assign, op, text
+from kgen.targets.code import If, Name, Run, Statement, assign, op, text
 from kgen.targets.signature import Signature
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
@@ -24,10 +32,6 @@ _LARGEST = {"fp8_e4m3": "448.0", "fp8_e5m2": "57344.0", "int8": "127.0"}
 """The largest numbers of quantized dtypes."""
 _ROUNDING = "12582912.0"
 """1.5 * 2^23: float32 numbers of this size have no fraction."""
-SCALE_WORDS = (
-    "k_scale, v_scale: the factors of the stored keys and values: numbers, or float32 [], [1] or "
-    "[HKV]. Default: 1."
-)
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Cache(Template):
     """The statements that refuse a chip without the dtype of the cache."""
 
     def launch_functions(self) -> Iterable[str]:
-        return ("_real",) if self.quantized else ()
+        return ("_dtype", "_real") if self.quantized else ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class AppendKernel(Template):
     no_specialize: str
     scale_params: list[str]
     factor_params: list[str]
+    set_params: list[str]
     tensors: list[Appended]
 
 
@@ -97,6 +102,8 @@ class Append(Template):
     """The arguments for tensors of scales."""
     factor_args: list[str]
     """The arguments for scales as numbers."""
+    set_args: list[str]
+    """The argument that lets the kernel set scales."""
     interpreted_lines: list[str]
     """The statements that store float32 in Triton's interpreter."""
     written_lines: list[str]
@@ -118,12 +125,19 @@ _WRITTEN = [
 ]
 
 
-def scale_lines(function: str, like: str) -> list[str]:
-    """Return the statements that take the scales of a cache as numbers or as tensors."""
+_SET_WORDS = (
+    "set_scales: True to set the scales of the written tokens and heads to their largest absolute "
+    "value, divided by the largest number of the cache."
+)
+
+
+def _quantized_lines(function: str) -> list[str]:
+    """Return the statements that take the scales, and check that they can be set."""
     return [
-        f'{x}_scale, {x}_step, {x}_factor = _serve_scale("{function}", "{x}_scale", {x}_scale, '
-        f"{like}, HKV)"
-        for x in "kv"
+        *scale_lines(function),
+        "if set_scales and 0 in (*k_steps[1:], *v_steps[1:]):",
+        '    needs = "set_scales needs a k_scale and a v_scale for each token and head"',
+        f'    raise ValueError(f"{function}: {{needs}}")',
     ]
 
 
@@ -149,11 +163,14 @@ def cache_of(spec: AttentionSpec) -> Cache:
 def append_kernel(spec: AttentionSpec) -> AppendKernel:
     """Return the kernel that writes keys and values into pages."""
     quantized = spec.kv_dtype is not None
-    steps = ["stride_k_scale", "stride_v_scale"] if quantized else []
+    scales = scale_params() if quantized else []
+    factors = ["k_factor", "v_factor"] if quantized else []
+    numbers = ["capacity", "HKV", *factors, *(scale_steps() if quantized else [])]
     return AppendKernel(
-        no_specialize=json.dumps(["capacity", "HKV", *steps]),
-        scale_params=["k_scale_ptr", steps[0], "v_scale_ptr", steps[1]] if quantized else [],
-        factor_params=["k_factor", "v_factor"] if quantized else [],
+        no_specialize=json.dumps(numbers),
+        scale_params=declared(scales),
+        factor_params=factors,
+        set_params=["SET_SCALES: tl.constexpr"] if quantized else [],
         tensors=[
             Appended(x, width, 1 << (width - 1).bit_length(), _quantized(spec, x))
             for x, width in (("k", spec.head_dim.qk), ("v", spec.head_dim.v))
@@ -171,6 +188,7 @@ def _quantized(spec: AttentionSpec, x: str) -> list[Statement]:
     lines: list[Statement] = [
         assign("values", op(f"tl.div_rn(values.to(tl.float32), {x}_factor)")),
         If(text(f"{x}_scale_ptr is not None"), (divided,)),
+        If(text(f"{x}_scales_ptr is not None"), _by_token(x, most)),
         assign("values", op(f"tl.clamp(values, -{most}, {most}, tl.PropagateNan.ALL)")),
     ]
     if spec.kv_dtype == "int8":
@@ -179,26 +197,46 @@ def _quantized(spec: AttentionSpec, x: str) -> list[Statement]:
     return lines
 
 
+def _by_token(x: str, most: str) -> tuple[Statement, ...]:
+    """Return the statements that divide values by the scales of a token, which they may set."""
+    at = f"{x}_scales_ptr + page * stride_{x}sp + row * stride_{x}ss + heads * stride_{x}sh"
+    # With a bound, a token of zeros has a scale above zero.
+    largest = "tl.maximum(tl.max(tl.abs(values), 1, keep_dims=True), 2.0**-100)"
+    store = "tl.store(scale_ptrs, scales, mask=heads < HKV)"
+    return (
+        assign("scale_ptrs", op(at)),
+        If(
+            Name("SET_SCALES"),
+            (assign("scales", op(f"tl.div_rn({largest}, {most})")), Run(op(store))),
+            (assign("scales", op("tl.load(scale_ptrs, mask=heads < HKV, other=1.0)")),),
+        ),
+        assign("values", op("tl.div_rn(values, scales)")),
+    )
+
+
 def append_of(spec: AttentionSpec) -> Append:
     """Return the function that writes keys and values into pages."""
     quantized = spec.kv_dtype is not None
     scales = ("k_scale", "v_scale") if quantized else ()
     fp8 = spec.kv_dtype in ("fp8_e4m3", "fp8_e5m2")
-    defaults = (*((name, "None") for name in scales), ("kv_layout", '"NHD"'))
+    defaults = [*((name, "None") for name in scales), ("kv_layout", '"NHD"')]
+    if quantized:
+        defaults.append(("set_scales", "False"))
     positional = ("k", "v", "k_pages", "v_pages")
     return Append(
         name=spec.name,
-        signature=str(Signature(positional, ("slot_mapping",), defaults)),
+        signature=str(Signature(positional, ("slot_mapping",), tuple(defaults))),
         dtype=spec.dtype,
         kv_dtype=spec.kv_dtype or spec.dtype,
         torch_dtype=TORCH_DTYPES[spec.dtype],
         width_qk=spec.head_dim.qk,
         width_v=spec.head_dim.v,
         quantized_words=", quantized" if quantized else "",
-        scale_words=[SCALE_WORDS] if quantized else [],
-        quantized_lines=scale_lines(f"{spec.name}_append", "k") if quantized else [],
-        scales=[*scales],
-        scale_args=["k_scale", "k_step", "v_scale", "v_step"] if quantized else [],
+        scale_words=[SCALE_WORDS, _SET_WORDS] if quantized else [],
+        quantized_lines=_quantized_lines(f"{spec.name}_append") if quantized else [],
+        scales=[*SCALE_TENSORS] if quantized else [],
+        scale_args=arguments(scale_params()) if quantized else [],
+        set_args=["SET_SCALES=set_scales"] if quantized else [],
         factor_args=["k_factor", "v_factor"] if quantized else [],
         interpreted_lines=_INTERPRETED if fp8 else [],
         written_lines=_WRITTEN if fp8 else [],

@@ -18,7 +18,6 @@ from kgen.kernels.attention.lowered.model import (
 from kgen.kernels.attention.schedules.serve.lowering import (
     LISTED,
     PLACES,
-    V_FACTOR,
     ServeKernel,
     items_params,
     merge_params,
@@ -28,6 +27,13 @@ from kgen.kernels.attention.schedules.serve.lowering import (
     started,
 )
 from kgen.kernels.attention.schedules.serve.plan import SEGMENT, ServePlan
+from kgen.kernels.attention.schedules.serve.scales import (
+    V_FACTOR,
+    KeyScaled,
+    Scaled,
+    of_head,
+    scale_steps,
+)
 from kgen.kernels.attention.targets.triton.shared import (
     Head,
     dead_rows,
@@ -35,23 +41,11 @@ from kgen.kernels.attention.targets.triton.shared import (
     not_specialized,
     sink_load,
 )
-from kgen.targets.code import Code, If, Name, Statement, assign, op, row, text, uses_of
+from kgen.targets.code import Code, If, Name, Statement, assign, op, row, uses_of
 from kgen.targets.template import Template, filled
 
 _PAGES_OF_TILE = ["q_live", "block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
 """The parameters of the loop's function for pages and hidden keys."""
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """The factors of a quantized cache."""
-
-    quantized: bool
-
-    @property
-    def values_scaled(self) -> str | None:
-        """The factor of the result."""
-        return V_FACTOR if self.quantized else None
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ class Items(ServeKernel, KernelParams, Template):
 
 
 @dataclass(frozen=True)
-class Merge(_Scaled, Head, KernelParams, Template):
+class Merge(Scaled, Head, KernelParams, Template):
     """The kernel that merges the parts of split tiles."""
 
     template: ClassVar[str] = "attention/serve/_merge.j2"
@@ -107,11 +101,11 @@ class Merge(_Scaled, Head, KernelParams, Template):
     @property
     def scale_lines(self) -> list[Statement]:
         """The statement that loads the scale of values."""
-        return [_scaled(V_FACTOR, "v")] if self.quantized else []
+        return [of_head(V_FACTOR, "v")] if self.quantized else []
 
 
 @dataclass(frozen=True)
-class Serve(_Scaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Template):
+class Serve(KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Template):
     """The attention kernel for an item, and the kernels before and after it."""
 
     template: ClassVar[str] = "attention/serve/_attend.j2"
@@ -129,12 +123,12 @@ class Serve(_Scaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Temp
     @property
     def tile_and_page_params(self) -> list[list[str]]:
         """The parameters of the loop's function for tiles, and for pages."""
-        return [self.tile_params, _PAGES_OF_TILE]
+        return [self.tile_params, _PAGES_OF_TILE, *self.scales_of_tile]
 
     @property
     def tile_and_page_args(self) -> list[list[str]]:
         """The arguments of the loop's function for tiles, and for pages."""
-        return [self.tile_args, _PAGES_OF_TILE]
+        return [self.tile_args, _PAGES_OF_TILE, *self.scales_of_tile]
 
     @property
     def queries_of_tile(self) -> list[str]:
@@ -164,11 +158,6 @@ class Serve(_Scaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Temp
         return f".to(q{self.qk_blocks[0].tag}.dtype)"
 
     @property
-    def scale_lines(self) -> list[Statement]:
-        """The statements that load the scales of a quantized cache."""
-        return [_scaled("scale", "k"), _scaled(V_FACTOR, "v")] if self.quantized else []
-
-    @property
     def own_row_rest(self) -> Code | None:
         """The `row_rest` of rows, unless their parts have it."""
         return None if self.in_batches else self.row_rest
@@ -191,13 +180,6 @@ class Serve(_Scaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Temp
                 f"{self.segment}), 0))",
             ]
         return [*lines, "segment_first = tl.minimum(segment_first, segment_end)"]
-
-
-def _scaled(name: str, x: str) -> Statement:
-    """Return the statement that multiplies a factor by the scale of a KV head, if there is one."""
-    scale = op(f"tl.load({x}_scale_ptr + h_kv * stride_{x}_scale)")
-    line = assign(name, row("mul", name, scale))
-    return If(text(f"{x}_scale_ptr is not None"), (line,))
 
 
 def _merge_start(m: str, total: str, rows: str, sinks: bool) -> list[Statement]:
@@ -228,9 +210,8 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
     merged, listed = merge_params(lowering, quantized), items_params(lowering, found)
     head, width = head_of(attention, lowering.tf32), attention.spec.head_dim.v
     lists = [f"{name}_{number}" for number in (0, 1) for name in LISTED]
-    places = ["TQ", "SK_MAX", "rows", "count_at", "items_at", *PLACES, *lists]
+    places = ["TQ", "SK_MAX", "rows", V_FACTOR, "count_at", "items_at", *PLACES, *lists]
     numbers = {*lowering.open_sizes, *lowering.runtime, "B", "HQ", *places}
-    steps = ("stride_k_scale", "stride_v_scale") if quantized else ()
 
     def sizes(of: KernelParams, *more: str) -> str:
         return not_specialized([*(p.name for p in of.problem if p.name in numbers), *more])
@@ -249,7 +230,7 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
         head,
         merged,
         quantized=quantized,
-        no_specialize=sizes(merged, *steps[1:]),
+        no_specialize=sizes(merged, *(scale_steps(merge=True) if quantized else ())),
         width=width,
         stored_v=[load_of(c, live, live) for c in attention.v_chunks],
         start_lines=[*sink, *_merge_start("m_i", "l_i", "ROWS", bool(sink))],
@@ -262,7 +243,8 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
         params,
         head,
         quantized=quantized,
-        no_specialize=sizes(params, *steps),
+        scaled_values=quantized and lowering.spec.dtype == "fp16",
+        no_specialize=sizes(params, *(scale_steps() if quantized else ())),
         width=width,
         segment=SEGMENT,
         on_dead_rows=dead_rows(lowering.spec.sinks),

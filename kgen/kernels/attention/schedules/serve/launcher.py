@@ -8,16 +8,19 @@ from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import KernelParams
 from kgen.kernels.attention.schedules.serve.cache import (
-    SCALE_WORDS,
     Append,
     Cache,
     append_of,
     cache_of,
-    scale_lines,
 )
 from kgen.kernels.attention.schedules.serve.kernels import ServeKernels
-from kgen.kernels.attention.schedules.serve.lowering import V_FACTOR
 from kgen.kernels.attention.schedules.serve.plan import ServePlan
+from kgen.kernels.attention.schedules.serve.scales import (
+    SCALE_TENSORS,
+    SCALE_WORDS,
+    SCALES,
+    scale_lines,
+)
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.interface import (
     SINK_CHECKS,
@@ -99,7 +102,7 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
     buffers = [*spec.buffers, *(["sinks"] if spec.sinks else [])]
     sequences = ["block_table", "seq_lens", "cu_seqlens_q"]
     tensors = ["q", "k_pages", "v_pages", *sequences, *buffers]
-    scales = ["k_scale", "k_step", "v_scale", "v_step", V_FACTOR] if quantized else []
+    scales = SCALES if quantized else ()
     of_gqa = {"any": "a multiple of", 1: "equal to"}
     kv_dtype = spec.kv_dtype or spec.dtype
     names = [*spec.buffers, *interface.runtime]
@@ -130,11 +133,9 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
             f"{own}_serve", interface.runtime, plan.attention.called, names, divisors
         ),
         given=[*tensors, "scale", *interface.runtime, *scales],
-        laid_out=[*tensors, *(["k_scale", "v_scale"] if quantized else [])],
+        laid_out=[*tensors, *(SCALE_TENSORS if quantized else ())],
         scale_words=[SCALE_WORDS] if quantized else [],
-        quantized_lines=[*scale_lines(f"{own}_serve", "q"), "scale *= k_factor"]
-        if quantized
-        else [],
+        quantized_lines=[*scale_lines(f"{own}_serve"), "scale *= k_factor"] if quantized else [],
         interpreted_lines=_interpreted(spec.dtype, kv_dtype),
         first_list=_first_list(plan),
         items_args=_args(kernels.items_params),

@@ -14,6 +14,7 @@ from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param
 from kgen.kernels.attention.lowered.params import PAGES, SINKS
 from kgen.kernels.attention.lowered.ranges import in_tiles
 from kgen.kernels.attention.schedules.serve.plan import ServePlan
+from kgen.kernels.attention.schedules.serve.scales import V_FACTOR, scale_params
 from kgen.targets.code import (
     Assign,
     Code,
@@ -135,7 +136,7 @@ def serve_params(lowering: Lowering, kernel: ServeKernel, quantized: bool) -> Ke
         *(Param("q_ptr", "q"), Param("k_ptr", "k_pages"), Param("v_ptr", "v_pages")),
         *(Param("o_ptr", "out"), Param("lse_ptr", "lse"), Param("part_ptr", "parts")),
         *(SINKS if lowering.spec.sinks else ()),
-        *(_SCALES if quantized else ()),
+        *(scale_params() if quantized else ()),
         *(Param("work_ptr", "work"), *SEQUENCES, *PAGES),
     ]
     strides = (
@@ -145,7 +146,8 @@ def serve_params(lowering: Lowering, kernel: ServeKernel, quantized: bool) -> Ke
         *_stored(),
     )
     names = [name for name in lowering.problem if name not in LENGTHS]
-    places = ("TQ", "SK_MAX", *_factor(quantized), "count_at", "items_at", *PLACES)
+    factor = (V_FACTOR,) if quantized else ()
+    places = ("TQ", "SK_MAX", *factor, "count_at", "items_at", *PLACES)
     return KernelParams(tuple(tensors), strides, _problem(lowering, names, places))
 
 
@@ -154,10 +156,11 @@ def merge_params(lowering: Lowering, quantized: bool) -> KernelParams:
     tensors = [
         *(Param("o_ptr", "out"), Param("lse_ptr", "lse"), Param("part_ptr", "parts")),
         *(SINKS if lowering.spec.sinks else ()),
-        *(_SCALES[2:] if quantized else ()),
+        *(scale_params(merge=True) if quantized else ()),
         *(Param("work_ptr", "work"), *SEQUENCES),
     ]
-    places = ("TQ", "SK_MAX", *_factor(quantized), "count_at", *PLACES)
+    factor = (V_FACTOR,) if quantized else ()
+    places = ("TQ", "SK_MAX", *factor, "count_at", *PLACES)
     problem = _problem(lowering, ["B", "HQ", "GQA"], places)
     return KernelParams(tuple(tensors), _stored(), problem)
 
@@ -184,12 +187,6 @@ def _problem(
     return (*before, *(Param(name, _PASSED.get(name, name)) for name in places), gqa)
 
 
-def _factor(quantized: bool) -> tuple[str, ...]:
-    return (V_FACTOR,) if quantized else ()
-
-
-V_FACTOR = "v_factor"
-"""The factor of the values of a quantized cache."""
 PLACES = ("merges_at", "parts_at", "sums_at")
 """Places in the workspace that several kernels use."""
 _PASSED = {"parts_at": "places[0]", "sums_at": "places[1]"}
@@ -197,10 +194,6 @@ LISTED = ("items", "merges", "records", "max_items", "max_merges", "max_slots", 
 """The places and limits of a list."""
 SEQUENCES = (Param("seq_lens_ptr", "seq_lens"), Param("cu_seqlens_q_ptr", "cu_seqlens_q"))
 """The lengths of sequences, and the offsets of their queries."""
-_SCALES = (
-    *(Param("k_scale_ptr", "k_scale"), Param("stride_k_scale", "k_step")),
-    *(Param("v_scale_ptr", "v_scale"), Param("stride_v_scale", "v_step")),
-)
 
 
 def _stored() -> tuple[tuple[Param, ...], ...]:
