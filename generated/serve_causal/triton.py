@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 46b1f6950e7b0267
-# body: af7ccb1225b9d004
+# inputs: e96420655db2f48f
+# body: 43421e32d70484b3
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -583,6 +583,7 @@ def _serve_pages(name, k_pages, v_pages, kv_layout):
             f"got {list(k_pages.shape)} and {list(v_pages.shape)} in NHD"
         )
     return k_pages, v_pages
+
 
 @functools.lru_cache(maxsize=4096)
 def _serve_lists(T, B, HQ, HKV, longest, device):

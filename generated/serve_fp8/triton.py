@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7cf169fccb745836
-# body: 83848de0100065a3
+# inputs: 4d1e3007fc2a8c83
+# body: 06759bbc757c25a4
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -338,6 +338,7 @@ def _serve_tiles(
     m_i, l_i, acc,
     q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
     q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
+    k_scales_ptr, stride_ksp, stride_kss, v_scales_ptr, stride_vsp, stride_vss,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi). If MASKED, skip [gap_lo, gap_lo + gap).
@@ -362,6 +363,7 @@ def _serve_tiles(
             kv_live = tl.max((mask & q_live[:, None]).to(tl.int32), 0) > 0  # some query sees it
         if PAGE % BLOCK_N == 0:
             page = tl.load(block_table_ptr + kv_start // PAGE * stride_tp).to(tl.int64)
+            pages = page
             k_page = page * stride_kp + kv_start % PAGE * stride_ks
             v_page = page * stride_vp + kv_start % PAGE * stride_vs
         else:
@@ -376,6 +378,14 @@ def _serve_tiles(
         else:
             k = tl.load(k_rows + k_page).to(q.dtype)
         qk = tl.dot(q, tl.trans(k))
+        if k_scales_ptr is not None:
+            if MASKED:
+                k_of_keys = tl.load(
+                    k_scales_ptr + pages * stride_ksp + kv_idx % PAGE * stride_kss, mask=kv_live, other=0.0,
+                )
+            else:
+                k_of_keys = tl.load(k_scales_ptr + pages * stride_ksp + kv_idx % PAGE * stride_kss)
+            qk = qk * k_of_keys[None, :]
         if MASKED:
             qk = tl.where(mask, qk, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
@@ -384,6 +394,14 @@ def _serve_tiles(
         p = tl.exp2(qk * qk_scale - m_ref[:, None])
         l_i = l_i * alpha + tl.sum(p, 1)
         m_i = m_new
+        if v_scales_ptr is not None:
+            if MASKED:
+                v_of_keys = tl.load(
+                    v_scales_ptr + pages * stride_vsp + kv_idx % PAGE * stride_vss, mask=kv_live, other=0.0,
+                )
+            else:
+                v_of_keys = tl.load(v_scales_ptr + pages * stride_vsp + kv_idx % PAGE * stride_vss)
+            p = p * v_of_keys[None, :]
         if MASKED:
             v = tl.load(v_rows + v_page, mask=kv_live[:, None], other=0.0).to(q.dtype)
         else:
@@ -394,13 +412,16 @@ def _serve_tiles(
 
 @triton.jit(
     do_not_specialize=[
-        "B", "HQ", "TQ", "SK_MAX", "count_at", "items_at", "merges_at", "parts_at", "sums_at", "stride_k_scale",
-        "stride_v_scale",
+        "B", "HQ", "TQ", "SK_MAX", "v_factor", "count_at", "items_at", "merges_at", "parts_at", "sums_at",
+        "stride_k_scale", "stride_ksp", "stride_kss", "stride_ksh", "stride_v_scale", "stride_vsp", "stride_vss",
+        "stride_vsh",
     ]
 )
 def _serve_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, part_ptr, k_scale_ptr, stride_k_scale, v_scale_ptr, stride_v_scale,
-    work_ptr, seq_lens_ptr, cu_seqlens_q_ptr, block_table_ptr, stride_tb: tl.int64, stride_tp,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, part_ptr, k_scale_ptr, k_scales_ptr, stride_k_scale,
+    stride_ksp: tl.int64, stride_kss, stride_ksh, v_scale_ptr, v_scales_ptr, stride_v_scale,
+    stride_vsp: tl.int64, stride_vss, stride_vsh, work_ptr, seq_lens_ptr, cu_seqlens_q_ptr, block_table_ptr,
+    stride_tb: tl.int64, stride_tp,
     stride_qs: tl.int64, stride_qh: tl.int64, stride_qd,
     stride_kp: tl.int64, stride_ks: tl.int64, stride_kh: tl.int64, stride_kd,
     stride_vp: tl.int64, stride_vs: tl.int64, stride_vh: tl.int64, stride_vd,
@@ -429,8 +450,12 @@ def _serve_kernel(
     block_table_ptr += b * stride_tb
     if k_scale_ptr is not None:
         scale = scale * tl.load(k_scale_ptr + h_kv * stride_k_scale)
+    if k_scales_ptr is not None:
+        k_scales_ptr = k_scales_ptr + h_kv * stride_ksh
     if v_scale_ptr is not None:
         v_factor = v_factor * tl.load(v_scale_ptr + h_kv * stride_v_scale)
+    if v_scales_ptr is not None:
+        v_scales_ptr = v_scales_ptr + h_kv * stride_vsh
 
     qk_scale = LOG2E * scale
     sk_minus_sq_plus_q = SK - SQ + q_idx
@@ -457,6 +482,7 @@ def _serve_kernel(
             m_i, l_i, acc,
             q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
             q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
+            k_scales_ptr, stride_ksp, stride_kss, v_scales_ptr, stride_vsp, stride_vss,
             kv_lo, kv_hi, 0, 0, MASKED=True, PAGE=PAGE, BLOCK_N=BLOCK_N,
         )
         l_safe = tl.where(l_i == 0.0, 1.0, l_i)
@@ -493,7 +519,9 @@ def _serve_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["B", "HQ", "TQ", "SK_MAX", "count_at", "merges_at", "parts_at", "sums_at", "stride_v_scale"]
+    do_not_specialize=[
+        "B", "HQ", "TQ", "SK_MAX", "v_factor", "count_at", "merges_at", "parts_at", "sums_at", "stride_v_scale",
+    ]
 )
 def _serve_merge_kernel(
     o_ptr, lse_ptr, part_ptr, v_scale_ptr, stride_v_scale, work_ptr, seq_lens_ptr, cu_seqlens_q_ptr,
@@ -547,13 +575,19 @@ def _serve_merge_kernel(
         tl.store(lse_ptr + h * stride_lh + (q_begin + q_idx) * stride_ls, lse, mask=q_live)
 
 
-@triton.jit(do_not_specialize=["capacity", "HKV", "stride_k_scale", "stride_v_scale"])
+@triton.jit(
+    do_not_specialize=[
+        "capacity", "HKV", "k_factor", "v_factor", "stride_k_scale", "stride_ksp", "stride_kss", "stride_ksh",
+        "stride_v_scale", "stride_vsp", "stride_vss", "stride_vsh",
+    ]
+)
 def _serve_append_kernel(
-    k_ptr, v_ptr, k_pages_ptr, v_pages_ptr, slots_ptr, k_scale_ptr, stride_k_scale, v_scale_ptr, stride_v_scale,
+    k_ptr, v_ptr, k_pages_ptr, v_pages_ptr, slots_ptr, k_scale_ptr, k_scales_ptr, stride_k_scale, stride_ksp: tl.int64,
+    stride_kss, stride_ksh, v_scale_ptr, v_scales_ptr, stride_v_scale, stride_vsp: tl.int64, stride_vss, stride_vsh,
     stride_ks: tl.int64, stride_kh: tl.int64, stride_kd, stride_vs: tl.int64, stride_vh: tl.int64, stride_vd,
     stride_kpp: tl.int64, stride_kps: tl.int64, stride_kph: tl.int64, stride_kpd,
     stride_vpp: tl.int64, stride_vps: tl.int64, stride_vph: tl.int64, stride_vpd,
-    capacity: tl.int64, HKV, k_factor, v_factor, PAGE: tl.constexpr, HEADS: tl.constexpr,
+    capacity: tl.int64, HKV, k_factor, v_factor, PAGE: tl.constexpr, HEADS: tl.constexpr, SET_SCALES: tl.constexpr,
 ):
     """Write the keys and values of one token to its slot: row `slot % PAGE` of page `slot // PAGE`."""
     token = tl.program_id(0)
@@ -568,6 +602,14 @@ def _serve_append_kernel(
     values = tl.div_rn(values.to(tl.float32), k_factor)
     if k_scale_ptr is not None:
         values = tl.div_rn(values, tl.load(k_scale_ptr + heads * stride_k_scale, mask=heads < HKV, other=1.0))
+    if k_scales_ptr is not None:
+        scale_ptrs = k_scales_ptr + page * stride_ksp + row * stride_kss + heads * stride_ksh
+        if SET_SCALES:
+            scales = tl.div_rn(tl.maximum(tl.max(tl.abs(values), 1, keep_dims=True), 2.0**-100), 448.0)
+            tl.store(scale_ptrs, scales, mask=heads < HKV)
+        else:
+            scales = tl.load(scale_ptrs, mask=heads < HKV, other=1.0)
+        values = tl.div_rn(values, scales)
     values = tl.clamp(values, -448.0, 448.0, tl.PropagateNan.ALL)
     rows = k_pages_ptr + page * stride_kpp + row * stride_kps + heads * stride_kph
     tl.store(rows + offs * stride_kpd, values.to(k_pages_ptr.dtype.element_ty), mask=there)
@@ -577,6 +619,14 @@ def _serve_append_kernel(
     values = tl.div_rn(values.to(tl.float32), v_factor)
     if v_scale_ptr is not None:
         values = tl.div_rn(values, tl.load(v_scale_ptr + heads * stride_v_scale, mask=heads < HKV, other=1.0))
+    if v_scales_ptr is not None:
+        scale_ptrs = v_scales_ptr + page * stride_vsp + row * stride_vss + heads * stride_vsh
+        if SET_SCALES:
+            scales = tl.div_rn(tl.maximum(tl.max(tl.abs(values), 1, keep_dims=True), 2.0**-100), 448.0)
+            tl.store(scale_ptrs, scales, mask=heads < HKV)
+        else:
+            scales = tl.load(scale_ptrs, mask=heads < HKV, other=1.0)
+        values = tl.div_rn(values, scales)
     values = tl.clamp(values, -448.0, 448.0, tl.PropagateNan.ALL)
     rows = v_pages_ptr + page * stride_vpp + row * stride_vps + heads * stride_vph
     tl.store(rows + offs * stride_vpd, values.to(v_pages_ptr.dtype.element_ty), mask=there)
@@ -586,7 +636,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_fp8")
-_LIBRARY = _library("kgen_5d702b3e1aad0c84", "serve_fp8")
+_LIBRARY = _library("kgen_5f968029656f8032", "serve_fp8")
 
 
 def _descriptors(tile, *blocks):
@@ -615,13 +665,25 @@ def _serve_pages(name, k_pages, v_pages, kv_layout):
     return k_pages, v_pages
 
 
-def _serve_scale(name, label, x, like, HKV):
-    """Return a scale as a tensor, its step between heads, and a number. Without a tensor, the step is 0."""
+def _serve_scale(name, of, x, k_pages, kv_layout):
+    """Return a scale as a tensor by head, a tensor [pages, page_size, HKV], their strides, and a number."""
+    label, sizes = f"{of}_scale", k_pages.shape[:3]
     if not isinstance(x, Tensor):
-        return None, 0, 1.0 if x is None else _real(name, label, x)
-    if x.dtype != torch.float32 or x.device != like.device or x.shape not in ((), (1,), (HKV,)):
-        raise ValueError(f"{name}: {label} must be a number, or float32 [], [1] or [{HKV}] on {like.device}")
-    return x, x.stride(0) if x.shape == (HKV,) else 0, 1.0
+        return None, None, (0, 0, 0, 0), 1.0 if x is None else _real(name, label, x)
+    if x.dim() == 3 and kv_layout == "HND":
+        x = x.transpose(1, 2)
+    by_head = x.shape in ((), (1,), sizes[2:])
+    by_key = x.dim() == 3 and all(n in (1, most) for n, most in zip(x.shape, sizes))
+    if x.dtype != torch.float32 or x.device != k_pages.device or not (by_head or by_key):
+        raise ValueError(
+            f"{name}: {label} must be a number, or float32 [], [1], [{sizes[2]}] or {list(sizes)} on {k_pages.device}. "
+            f"The three sizes may be 1. Got {_dtype(x)} {list(x.shape)}"
+        )
+    if by_key:
+        x = x.expand(sizes)
+        return None, x, (0, *x.stride()), 1.0
+    return x, None, (x.stride(0) if x.shape == sizes[2:] else 0, 0, 0, 0), 1.0
+
 
 @functools.lru_cache(maxsize=4096)
 def _serve_lists(T, B, HQ, HKV, longest, device):
@@ -672,7 +734,8 @@ def serve_fp8_serve(
     Query i of n is at position seq_lens[b] - n + i. Queries after cu_seqlens_q[B] are skipped: out keeps its values.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
     out: [T, HQ, 128] bf16. lse: [HQ, T] float32, the natural log-sum-exp of each row's scores.
-    k_scale, v_scale: the factors of the stored keys and values: numbers, or float32 [], [1] or [HKV]. Default: 1.
+    k_scale, v_scale: the factors of the stored keys and values: numbers, or float32 [], [1], [HKV] or [pages,
+    page_size, HKV], whose sizes may be 1 (HND: [pages, HKV, page_size]). Default: 1.
     workspace: uint8, at least serve_fp8_serve_workspace(T, B, HQ, HKV) bytes. With `out` and `workspace`, the call
     allocates nothing. It never waits for the device, and a CUDA graph can replay it with other lengths.
     max_seqlen_q: a bound of the queries of a sequence. It saves launches. Results are right without it, and if it is
@@ -729,8 +792,8 @@ def serve_fp8_serve(
     _no_tangents("serve_fp8_serve", q, k_pages, v_pages)
     _no_gradients("serve_fp8_serve", "but there is no backward pass:", q=q, k_pages=k_pages, v_pages=v_pages)
     scale = 128 ** -0.5 if scale is None else _real("serve_fp8_serve", "scale", scale)
-    k_scale, k_step, k_factor = _serve_scale("serve_fp8_serve", "k_scale", k_scale, q, HKV)
-    v_scale, v_step, v_factor = _serve_scale("serve_fp8_serve", "v_scale", v_scale, q, HKV)
+    k_scale, k_scales, k_steps, k_factor = _serve_scale("serve_fp8_serve", "k", k_scale, k_pages, kv_layout)
+    v_scale, v_scales, v_steps, v_factor = _serve_scale("serve_fp8_serve", "v", v_scale, k_pages, kv_layout)
     scale *= k_factor
     if not 0.0 < scale <= 2.0**127:
         raise ValueError(f"serve_fp8_serve: scale must be positive and at most 2**127, got {scale}")
@@ -762,15 +825,15 @@ def serve_fp8_serve(
                 "contiguous and aligned to 16"
             )
         _serve(
-            q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, scale, k_scale, k_step, v_scale, v_step, v_factor,
-            out, lse, workspace[: 4 * words], PAGE, SK_MAX, rows, lists, places,
+            q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, scale, k_scale, k_scales, k_steps, v_scale,
+            v_scales, v_steps, v_factor, out, lse, workspace[: 4 * words], PAGE, SK_MAX, rows, lists, places,
         )
     return out if lse is None else (out, lse)
 
 
 def _serve(
-    q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, scale, k_scale, k_step, v_scale, v_step, v_factor, out,
-    lse, workspace, PAGE, SK_MAX, rows, lists, places,
+    q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, scale, k_scale, k_scales, k_steps, v_scale, v_scales,
+    v_steps, v_factor, out, lse, workspace, PAGE, SK_MAX, rows, lists, places,
 ):
     """Launch the kernel that writes the lists of items, and for each list the kernels that process and merge them."""
     (TQ, HQ, _), B, HKV = q.shape, len(seq_lens), k_pages.shape[2]
@@ -779,7 +842,9 @@ def _serve(
         k_pages, v_pages = k_pages.float(), v_pages.float()
     work, parts = workspace.view(torch.int32), workspace.view(torch.float32)
     lse_strides = (0, 0) if lse is None else lse.stride()
-    layouts = _layouts(q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale, out, lse)
+    layouts = _layouts(
+        q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, k_scale, k_scales, v_scale, v_scales, out, lse,
+    )
     sizes = [of[3:] for of in (lists[0], lists[-1])]
     with torch.cuda.device_of(q):
         _launch(
@@ -792,28 +857,33 @@ def _serve(
         for tile, block_m, count_at, items_at, merges_at, _, items, merges, *_ in lists:
             _launch(
                 _serve_kernel, items * HKV, layouts,
-                q, k_pages, v_pages, out, lse, parts, k_scale, k_step, v_scale, v_step, work, seq_lens, cu_seqlens_q,
-                block_table, *block_table.stride(), *q.stride(), *k_pages.stride(), *v_pages.stride(), *out.stride(),
-                *lse_strides,
+                q, k_pages, v_pages, out, lse, parts, k_scale, k_scales, *k_steps, v_scale, v_scales, *v_steps, work,
+                seq_lens, cu_seqlens_q, block_table, *block_table.stride(), *q.stride(), *k_pages.stride(),
+                *v_pages.stride(), *out.stride(), *lse_strides,
                 B, HQ, scale, TQ, SK_MAX, v_factor, count_at, items_at, merges_at, places[0], places[1], GQA=HQ // HKV,
                 PAGE=PAGE, STORE_LSE=lse is not None, BLOCK_M=block_m, BLOCK_N=tile["BLOCK_N"],
                 num_warps=tile["num_warps"], num_stages=tile["num_stages"],
             )
             _launch(
                 _serve_merge_kernel, merges * HKV * (block_m // (4 if block_m < 64 else 16)), layouts,
-                out, lse, parts, v_scale, v_step, work, seq_lens, cu_seqlens_q, *out.stride(), *lse_strides, B, HQ, TQ,
-                SK_MAX, v_factor, count_at, merges_at, places[0], places[1], GQA=HQ // HKV,
+                out, lse, parts, v_scale, v_steps[0], work, seq_lens, cu_seqlens_q, *out.stride(), *lse_strides, B, HQ,
+                TQ, SK_MAX, v_factor, count_at, merges_at, places[0], places[1], GQA=HQ // HKV,
                 STORE_LSE=lse is not None, BLOCK_M=block_m, ROWS=4 if block_m < 64 else 16, num_warps=4,
             )
 
 
-def serve_fp8_append(k, v, k_pages, v_pages, *, slot_mapping, k_scale=None, v_scale=None, kv_layout="NHD"):
+def serve_fp8_append(
+    k, v, k_pages, v_pages, *, slot_mapping, k_scale=None, v_scale=None, kv_layout="NHD", set_scales=False,
+):
     """Write new keys and values into the pages of a cache, quantized.
 
     k [T, HKV, 128], v [T, HKV, 128], bf16. k_pages, v_pages: as in serve_fp8_serve, fp8_e4m3.
     slot_mapping: [T] int32 or int64. Token t goes to row slot % page_size of page slot // page_size. A slot of -1 is
     skipped.
-    k_scale, v_scale: the factors of the stored keys and values: numbers, or float32 [], [1] or [HKV]. Default: 1.
+    k_scale, v_scale: the factors of the stored keys and values: numbers, or float32 [], [1], [HKV] or [pages,
+    page_size, HKV], whose sizes may be 1 (HND: [pages, HKV, page_size]). Default: 1.
+    set_scales: True to set the scales of the written tokens and heads to their largest absolute value, divided by the
+    largest number of the cache.
     """
     for arg_name, arg, dims in (("k", k, 3), ("v", v, 3), ("k_pages", k_pages, 4), ("v_pages", v_pages, 4)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != dims:
@@ -837,8 +907,11 @@ def serve_fp8_append(k, v, k_pages, v_pages, *, slot_mapping, k_scale=None, v_sc
         raise ValueError(f"serve_fp8_append: slot_mapping must be [{T}], contiguous, got {list(slot_mapping.shape)}")
     if any(x.device != k.device for x in (v, k_pages, v_pages, slot_mapping)):
         raise ValueError(f"serve_fp8_append: all tensors must be on {k.device}")
-    k_scale, k_step, k_factor = _serve_scale("serve_fp8_append", "k_scale", k_scale, k, HKV)
-    v_scale, v_step, v_factor = _serve_scale("serve_fp8_append", "v_scale", v_scale, k, HKV)
+    k_scale, k_scales, k_steps, k_factor = _serve_scale("serve_fp8_append", "k", k_scale, k_pages, kv_layout)
+    v_scale, v_scales, v_steps, v_factor = _serve_scale("serve_fp8_append", "v", v_scale, k_pages, kv_layout)
+    if set_scales and 0 in (*k_steps[1:], *v_steps[1:]):
+        needs = "set_scales needs a k_scale and a v_scale for each token and head"
+        raise ValueError(f"serve_fp8_append: {needs}")
     if not T or not HKV:
         return
     _arch(k.device)
@@ -847,10 +920,12 @@ def serve_fp8_append(k, v, k_pages, v_pages, *, slot_mapping, k_scale=None, v_sc
         k_pages, v_pages = k_pages.float(), v_pages.float()  # Triton's interpreter
     with torch.cuda.device_of(k):
         _launch(
-            _serve_append_kernel, T, _layouts(k, v, k_pages, v_pages, slot_mapping, k_scale, v_scale),
-            k, v, k_pages, v_pages, slot_mapping, k_scale, k_step, v_scale, v_step, *k.stride(), *v.stride(),
+            _serve_append_kernel, T,
+            _layouts(k, v, k_pages, v_pages, slot_mapping, k_scale, k_scales, v_scale, v_scales),
+            k, v, k_pages, v_pages, slot_mapping, k_scale, k_scales, *k_steps, v_scale, v_scales, *v_steps, *k.stride(),
+            *v.stride(),
             *k_pages.stride(), *v_pages.stride(), k_pages.shape[0] * PAGE, HKV, k_factor, v_factor, PAGE=PAGE,
-            HEADS=_next_power_of_2(HKV), num_warps=4,
+            HEADS=_next_power_of_2(HKV), SET_SCALES=set_scales, num_warps=4,
         )
     if _arch(k.device) == 0:
         pages[0].copy_(k_pages)

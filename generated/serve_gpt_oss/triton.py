@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 02d865158319995b
-# body: d1c2d3dba29a56d2
+# inputs: c3c719039b7fe1a3
+# body: 5eeac8f792424ee2
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -592,6 +592,7 @@ def _serve_pages(name, k_pages, v_pages, kv_layout):
             f"got {list(k_pages.shape)} and {list(v_pages.shape)} in NHD"
         )
     return k_pages, v_pages
+
 
 @functools.lru_cache(maxsize=4096)
 def _serve_lists(T, B, HQ, HKV, longest, device):
