@@ -105,6 +105,15 @@ def test_no_batch_changes_bits(tmp_path: Path, verdict: Any) -> None:
     interpreted(_keep_bits, text, path)
 
 
+@pytest.mark.thorough
+def test_64_requests_in_20_schedules(tmp_path: Path, verdict: Any) -> None:
+    """Compare all bits of 64 requests, with random chunks, orders and neighbors."""
+    text = f"{HEAD}{SERVE}{WINDOW}deterministic: batch\nsinks: true\nkv_dtype: int8\n"
+    path = emitted(text, tmp_path)
+    verdict(problem_of(loads(text, "spec.yaml")), path)
+    interpreted(_keep_bits_of_64, text, path)
+
+
 def test_schedules_would_find_other_bits(tmp_path: Path, verdict: Any) -> None:
     """Without `deterministic: batch`, the check of schedules fails."""
     text = HEAD + SERVE + CAUSAL
@@ -165,6 +174,13 @@ def _check_small_scales(path: Path) -> None:
     hidden = torch.ones((40, 40)).triu(1).bool()
     wanted = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[0, :, 0]
     assert (found[:, 0] - wanted).norm() < 2e-2 * wanted.norm()
+
+
+def _keep_bits_of_64(text: str, path: Path) -> None:
+    from kgen.kernels.attention.verify.schedules import CROWD, keep_bits
+
+    assert len(CROWD.lengths) == 64
+    keep_bits(_subject(text, path), 20, CROWD)
 
 
 def _check_lists(path: Path) -> None:

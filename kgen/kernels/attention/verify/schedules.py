@@ -19,14 +19,22 @@ from kgen.verify.families import Subject
 REQUESTS = Batch("requests", ((70, 70), (40, 130), (5, 5), (12, 2300), (1, 33), (30, 4200)), 64)
 """New queries and all keys of each request. Earlier tokens are in the cache, as after a hit of a
 prefix."""
+CROWD = replace(
+    REQUESTS,
+    lengths=(
+        *REQUESTS.lengths,
+        *((7 * i % 23 + 1, 7 * i % 23 + 1 + 13 * i % 90) for i in range(58)),
+    ),
+)
+"""64 requests."""
 Part = tuple[int, int, int]
 """A request, and its first and last new token of one call."""
 
 
-def keep_bits(subject: Subject, schedules: int = 3) -> None:
+def keep_bits(subject: Subject, schedules: int = 3, requests: Batch = REQUESTS) -> None:
     """Check that schedules with other cuts, orders and neighbors give the same bits."""
     problem = subject.problem
-    batch = REQUESTS if problem.gqa == "any" else replace(REQUESTS, group=int(problem.gqa))
+    batch = requests if problem.gqa == "any" else replace(requests, group=int(problem.gqa))
     served = serving.drawn(problem, batch, subject.device)
     alone = _run(subject, served, ([(r, 0, new)] for r, (new, _) in enumerate(batch.lengths)))
     for seed in range(schedules):

@@ -16,7 +16,7 @@ from torch import Tensor
 from kgen.kernels.attention.verify import serving
 from kgen.kernels.attention.verify.cache import NO_PAGE
 from kgen.kernels.attention.verify.problem import Problem
-from kgen.kernels.attention.verify.schedules import keep_bits
+from kgen.kernels.attention.verify.schedules import CROWD, REQUESTS, keep_bits
 from kgen.kernels.attention.verify.serving import Batch, Served
 from kgen.verify import compare
 from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
@@ -41,7 +41,8 @@ def check_serving(subject: Subject) -> None:
     _refuses_misuse(subject)
     _keeps_to_its_tensors(subject)
     if subject.problem.in_batches:
-        keep_bits(subject, schedules=3 if subject.device == "cpu" else 20)
+        on_cpu = subject.device == "cpu"
+        keep_bits(subject, 3 if on_cpu else 20, REQUESTS if on_cpu else CROWD)
 
 
 def replays_other_lengths(subject: Subject) -> None:
