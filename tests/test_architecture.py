@@ -57,6 +57,7 @@ AS_THEY_ARE = (
 """Folders whose files are emitted unchanged, so they import each other relatively."""
 OWN_STAGES = {
     "fields": "spec",
+    "serving": "spec",
     "spec": "spec",
     "plan": "spec",
     "parallel": "spec",
@@ -86,7 +87,7 @@ OF_SCHEDULES = {
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
 RENDERING = STAGES[: STAGES.index("flex") + 1]
-OWN_RENDERING = ("fields", "spec", "plan", "explaining", "lowered", "targets")
+OWN_RENDERING = ("fields", "serving", "spec", "plan", "explaining", "lowered", "targets")
 
 
 def modules() -> list[str]:

@@ -55,6 +55,14 @@ def test_paged_decoding(verdict: Any) -> None:
     assert max(worst) < 0.02
 
 
+def test_a_serving_engine(verdict: Any) -> None:
+    """A prompt is longer than the window and than a step, and the third request waits for pages."""
+    arguments = ("--prompts", "3", "40", "9", "--new", "3", "--budget", "16")
+    more = ("--sequences", "2", "--pages", "4")
+    same = said("serving_engine.py", ("serve_window_fp8",), (*arguments, *more), verdict)
+    assert same == [3, 3, 3]
+
+
 def test_every_example_is_tested() -> None:
     texts = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for path in (ROOT / "examples").glob("*.py"):

@@ -53,6 +53,8 @@ LAGGING = tuple(
 FIXED = "the file fixes the number of turns"
 NO_KEYS = "there are as many queries as keys, so a call without keys has no program"
 NO_SEQUENCES = "offsets of no sequence are refused"
+NO_ITEMS = "a call without sequences launches no kernel"
+SPLIT = "a split tile has two parts or more"
 LISTED = {
     FILE: (
         Listed(
@@ -97,6 +99,10 @@ LISTED = {
         ),
         Listed("_dqdk_kernel: for member in tl.range(HV // H", None, FIXED),
         Listed("_dqdk_kernel: for start in tl.range(0, V, BLOCK_V)", None, FIXED),
+        Listed("_serve_list: for first in range(0, B", 0, NO_ITEMS),
+        Listed("_serve_merge_kernel: for part in tl.range(0, parts", 0, SPLIT),
+        Listed("_serve_merge_kernel: for part in tl.range(0, parts", 1, SPLIT),
+        Listed("_serve_tiles: for start", 0, "a segment of a tile has keys", ("serve_fp8",)),
         Listed("tl.static_range(", None, FIXED),
     ),
     HOPPER: (

@@ -93,6 +93,24 @@ SAMPLE = {
         "scheduler = _tile_scheduler(2)",
     ),
     "rows of a tile": ("rms_norm", "triton.py", "tile * ROWS", "tile"),
+    "the scale of a key left out": (
+        "serve_window_fp8",
+        "triton.py",
+        "qk = qk * k_of_keys[None, :]",
+        "qk = qk",
+    ),
+    "one part merged as all": (
+        "serve_causal",
+        "triton.py",
+        "at = ((slot + part) * HKV + h_kv) * BLOCK_M + own",
+        "at = (slot * HKV + h_kv) * BLOCK_M + own",
+    ),
+    "all tokens in one row of a page": (
+        "serve_window_fp8",
+        "triton.py",
+        "page, row = slot // PAGE, slot % PAGE",
+        "page, row = slot // PAGE, 0",
+    ),
 }
 
 
@@ -102,7 +120,8 @@ def test_those_of_a_sample_are_killed(what: str) -> None:
     path = ROOT / "generated" / spec / name
     text = path.read_text()
     begin = text.index(old)
-    mutant = Mutant(what, "", 0, begin, begin + len(old), old, new, kernel=True)
+    function = text[:begin].rpartition("\ndef ")[2].partition("(")[0]
+    mutant = Mutant(what, function, 0, begin, begin + len(old), old, new, kernel=True)
     file = File(spec, (ROOT / "specs" / f"{spec}.yaml").read_text(), path)
     outcome = interpreted(tried, file, mutant)
     assert outcome.what == "killed", outcome

@@ -81,8 +81,8 @@ def test_every_file_has_a_function() -> None:
         spec, _, file = name.partition("/")
         own = [line for line in has if line.startswith((f"{spec}(", f"{spec}_delta("))]
         if file == "__init__.py" and not own:
-            text = (ROOT / "generated" / name).read_text()
-            assert f'__all__ = ["{spec}"' in text
+            text = " ".join((ROOT / "generated" / name).read_text().split())
+            assert f'__all__ = ["{spec}"' in text.replace("[ ", "[")
             continue
         assert own, name
         if file == "__init__.py":

@@ -10,6 +10,7 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render.header import inputs_hash
 from kgen.render.rendering import render_spec
+from kgen.targets import sources
 from kgen.verify import ledger
 from kgen.verify.compiling import ARCHS as KNOWN
 from kgen.verify.compiling import capability
@@ -67,6 +68,17 @@ def require_any(
         message = f"spec `{loaded.folder}` has no file to build for {asked}"
         hint = f"`--target` accepts {', '.join(TARGETS)}"
         raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
+
+
+def require_buildable(loaded: Any, files: Sequence[Emitted]) -> None:
+    """Raise `KgenError` if a spec has a pass that `kgen build` does not support."""
+    for target in dict.fromkeys(file.target for file in files):
+        for source in sources(loaded, target):
+            if source.unbuilt:
+                message = f"`kgen build` does not support the pass `{source.unbuilt}` yet"
+                hint = f"build a spec without `{source.unbuilt}` in `passes`"
+                place = str(loaded.path)
+                raise KgenError(Diagnostic("unsupported-pass", message, file=place, hint=hint))
 
 
 def is_for(loaded: Any, file: Emitted, arch: str) -> bool:

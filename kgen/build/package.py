@@ -20,6 +20,7 @@ from kgen.build.files import (
     least,
     of_another_spec,
     require_any,
+    require_buildable,
     runtime,
     runtimes,
     sha256,
@@ -173,6 +174,7 @@ def _specs_with_files(
     specs = [(one, files_of(generated, one, targets, archs, taken)) for one in loaded]
     for one, files in specs:
         require_any(one, files, targets, archs)
+        require_buildable(one, files)
     for needed in {file.runtime: None for _, files in specs for file in files}:
         if needed.needs:
             require(needed.needs, extra=needed.extra)

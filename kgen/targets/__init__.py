@@ -42,6 +42,8 @@ class Source:
     """Sentences that `kgen render` prints, without the name of the spec."""
     offers: tuple[str, ...] = ()
     """Public names of the file other than the function of the spec."""
+    unbuilt: str = ""
+    """The pass of the spec whose kernels `kgen build` cannot compile. Empty without one."""
     signature: Signature = NO_PARAMETERS
     """The parameters of the spec's function."""
     docstring: Template | None = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kgen.family import family
 from kgen.targets import Source, callable_files, opening
+from kgen.targets.folding import COLUMNS
 from kgen.targets.template import Template
 
 if TYPE_CHECKING:
@@ -54,8 +55,27 @@ class OneFile(Template):
     name: str
     summary: str
     file: str
-    offers: list[str]
-    """The public names of the file."""
+    imported: list[str]
+    """The lines that import the public names of the file."""
+    exported: list[str]
+    """The lines that list these names in `__all__`."""
+
+
+def _one_file(name: str, summary: str, file: str, offers: Sequence[str]) -> OneFile:
+    quoted = [f'"{offer}"' for offer in offers]
+    imported = _listed(f"from .{file} import ", offers, ("", ""), ("(", ")"))
+    exported = _listed("__all__ = ", quoted, ("[", "]"), ("[", "]"))
+    return OneFile(name, summary, file, imported, exported)
+
+
+def _listed(
+    head: str, names: Sequence[str], flat: tuple[str, str], broken: tuple[str, str]
+) -> list[str]:
+    """Return a statement with a list of names, on one line if it has at most 120 columns."""
+    line = f"{head}{flat[0]}{', '.join(names)}{flat[1]}"
+    if len(line) <= COLUMNS:
+        return [line]
+    return [f"{head}{broken[0]}", *(f"    {name}," for name in names), broken[1]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +137,7 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
         return None
     tried = list(_tried(files))
     if _runs_anywhere(tried[0]):
-        text: Template = OneFile(
+        text: Template = _one_file(
             spec.name, opening(spec), _stem(tried[0]), [spec.name, *tried[0].offers]
         )
     else:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -94,7 +94,8 @@ def tried(file: File, mutant: Mutant) -> Outcome:
                 if by_tma(text) == text:
                     continue
             try:
-                by = _wrong(file, path, how if isinstance(how, int) else None)
+                order = how if isinstance(how, int) else None
+                by = _wrong(file, path, order, mutant.function)
             except Exception as error:
                 # Any error finds the mutant: a user would see it.
                 frame = traceback.extract_tb(sys.exc_info()[2])[-1]
@@ -146,14 +147,16 @@ def written(folder: Path, file: File, mutant: Mutant | None) -> Path:
     return path
 
 
-def _wrong(file: File, path: Path, order: int | None) -> str:
+def _wrong(file: File, path: Path, order: int | None, function: str) -> str:
     """Return the first failure.
 
-    `order` is the interleaving of Hopper kernels, or None for portable kernels.
+    `order` is the interleaving of Hopper kernels, or None for portable kernels. `function` is the
+    changed function. Checks of serving run first if it serves batches, else last.
     """
     import torch
 
     from kgen.kernels.attention.schedules.hopper.cases import for_hopper
+    from kgen.kernels.attention.verify.serving import PREFIX
     from kgen.verify import integration, interpreter
     from kgen.verify.families import Subject, family_of, problem_of
 
@@ -176,14 +179,26 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
         for group in family.groups(problem)
         for name in family.case_names(problem, group, True)
     ]
-    for group, name in sorted(
-        wanted, key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST)
-    ):
-        for check in family.run_case(subject, group, name):
-            if not check.ok:
-                return f"{group} {name}"
+    served = "serve" in function or "append" in function
+    batches = [one for one in wanted if one[1].startswith(PREFIX)]
+    others = [one for one in wanted if one not in batches]
+    others.sort(key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST))
+    if served:
+        if by := _failed(family, subject, batches):
+            return by
+        checks["serve"](subject)
+    if by := _failed(family, subject, others if served else [*others, *batches]):
+        return by
     for name in ("wrong-offsets",) if hopper else integration.checks(family, "cpu"):
         checks[name](subject)
+    return ""
+
+
+def _failed(family: Any, subject: Any, cases: Iterable[tuple[str, str]]) -> str:
+    """Return the first case that fails, or an empty string."""
+    for group, name in cases:
+        if not all(check.ok for check in family.run_case(subject, group, name)):
+            return f"{group} {name}"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,9 +11,14 @@ from kgen.diagnostics import shown
 from kgen.spec.common import ParamSpec, is_integer, number_or_param
 from kgen.spec.problems import SpecModel, all_known, problem
 
-PASSES = ("forward", "backward", "decode")
+PASSES = ("forward", "backward", "decode", "serve")
 MOST = 2**30
 """Largest magnitude of integers that kernels add to positions."""
+
+
+def without_serving(passes: Sequence[str]) -> tuple[str, ...]:
+    """Return the passes of a spec that is derived from a spec with these passes."""
+    return tuple(name for name in passes if name != "serve")
 
 
 def checked_gqa(value: Any) -> Any:
@@ -30,9 +36,12 @@ def passes_in_order(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
     all_known(value, PASSES, "unknown-pass", "pass")
-    if not {"forward", "decode"} & set(value):
+    if not {"forward", "decode", "serve"} & set(value):
         hint = "write `passes: [forward, backward]`"
         raise problem("missing-pass", "`passes` needs `forward` or `decode`", hint)
+    if "serve" in value and "forward" not in value:
+        hint = "write `passes: [forward, serve]`"
+        raise problem("missing-pass", "`serve` needs `forward`", hint)
     if "backward" in value and "forward" not in value:
         raise problem(
             "missing-pass",
@@ -94,7 +103,8 @@ def without_defaults(dumped: dict[str, Any]) -> dict[str, Any]:
 
     So hashes of specs stay the same when a field is added.
     """
-    for field, default in (("block_mask", "auto"), ("backward_in_parts", False)):
+    added = {"block_mask": "auto", "backward_in_parts": False}
+    for field, default in (added | {"kv_dtype": None, "deterministic": None}).items():
         if dumped.get(field) == default:
             del dumped[field]
     for buffer in (dumped.get("buffers") or {}).values():

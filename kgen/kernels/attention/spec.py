@@ -26,6 +26,7 @@ from kgen.kernels.attention.fields import (
     passes_in_order,
     without_defaults,
 )
+from kgen.kernels.attention.serving import SERVE_ARGUMENTS, check_serving, refuse_lengths
 from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
@@ -84,7 +85,7 @@ RESERVED = frozenset(
         "tl",
     }
 )
-PASSES = ("forward", "backward", "decode")
+PASSES = ("forward", "backward", "decode", "serve")
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
 OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
@@ -244,11 +245,18 @@ class AttentionSpec(SpecModel):
     fast_math: bool = False
     """True to allow cheaper approximations of functions such as tanh."""
     passes: Annotated[
-        tuple[Literal["forward", "backward", "decode"], ...],
+        tuple[Literal["forward", "backward", "decode", "serve"], ...],
         Field(strict=False),
         BeforeValidator(passes_in_order),
     ] = ("forward", "backward")
-    """Kernels to emit: `forward`, `backward`, and `decode` for few queries over many keys."""
+    """Kernels to emit: `forward`, `backward`, `decode` for few queries over many keys, and `serve`
+    for the batches of a serving engine: packed queries over paged keys."""
+    kv_dtype: Literal["fp8_e4m3", "fp8_e5m2", "int8"] | None = None
+    """Dtype of a quantized cache, for the pass `serve`. The default is `dtype`."""
+    deterministic: Literal["batch"] | None = None
+    """`batch`: the result of `serve` for a query does not depend on the rest of the batch, bit for
+    bit.
+    """
     backward_in_parts: bool = False
     """True if backward calls can share delta and the sum of dq.
 
@@ -257,7 +265,7 @@ class AttentionSpec(SpecModel):
     """Positions of the queries. `start`: the first query is at 0. `end`: the last query is at the
     last key.
 
-    The default is `end` with the pass `decode` or with `paged_kv`, else `start`.
+    The default is `end` with the passes `decode` and `serve` or with `paged_kv`, else `start`.
     """
     paged_kv: PagedKV | None = None
     """Keys and values in pages, with a number of keys for each sequence."""
@@ -298,6 +306,7 @@ class AttentionSpec(SpecModel):
             self._check_block_mask()
         if self.varlen:
             self._check_packed()
+        check_serving(self)
         for field in ("sinks", "varlen"):
             if not getattr(self, field):
                 continue
@@ -318,6 +327,8 @@ class AttentionSpec(SpecModel):
             arguments.append(KV_LENS)
         if self.paged_kv is not None:
             arguments.append("block_table")
+        if "serve" in self.passes:
+            arguments += SERVE_ARGUMENTS
         for section, names in (("buffers", self.buffers), ("params", self.params)):
             for name in names:
                 if name in arguments:
@@ -348,18 +359,11 @@ class AttentionSpec(SpecModel):
             raise problem(
                 "bad-value", message, "remove `lengths` or `varlen`", at=("lengths",), key=True
             )
-        for name, buffer in self.buffers.items():
-            if sized := [i for i, size in enumerate(buffer.shape) if size in ("SQ", "SK")]:
-                message = (
-                    f"`{name}` cannot have the size {buffer.shape[sized[0]]}, which differs by "
-                    "packed sequence"
-                )
-                hint = "use a fixed size: an index out of bounds reads zero"
-                raise problem("bad-shape", message, hint, at=("buffers", name, "shape", sized[0]))
+        refuse_lengths({name: buffer.shape for name, buffer in self.buffers.items()})
 
     @property
     def per_batch(self) -> bool:
-        """True if each sequence has its own number of keys, `kv_lens`."""
+        """True if each sequence has its own number of keys."""
         return self.lengths.kv.per_batch or self.paged_kv is not None
 
     @property
@@ -372,8 +376,8 @@ class AttentionSpec(SpecModel):
     @property
     def aligned_to_end(self) -> bool:
         """True if the last query is at the position of the last key."""
-        newest = "decode" in self.passes or self.paged_kv is not None
-        return newest if self.align is None else self.align == "end"
+        newest = self.paged_kv is not None or {"decode", "serve"} & {*self.passes}
+        return bool(newest) if self.align is None else self.align == "end"
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: Callable[[AttentionSpec], dict[str, Any]]) -> dict[str, Any]:

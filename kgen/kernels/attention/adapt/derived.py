@@ -30,6 +30,7 @@ from kgen.expr.mask_form import TRUE, all_of, conjuncts
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, buffers_of, substitute, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
 from kgen.flex.text import written
+from kgen.kernels.attention.fields import without_serving
 from kgen.kernels.attention.spec import ANY, AttentionSpec
 from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
@@ -120,12 +121,12 @@ class Variant:
         """The YAML of the same attention without its window."""
         kept = [c for c in self.conditions if self._width(c) is None]
         trees = {**self.trees, "mask_mod": all_of(kept)}
-        return self._text("everywhere", "for layers without a window", trees, {}, self.spec.passes)
+        return self._text("everywhere", "for layers without a window", trees, {}, self._passes)
 
     def causal(self) -> str:
         """The YAML of the same attention with a causal mask."""
         trees = {**self.trees, "mask_mod": all_of([*self.conditions, call("ge", Q_IDX, KV_IDX)])}
-        return self._text("causal", "for causal layers", trees, {}, self.spec.passes)
+        return self._text("causal", "for causal layers", trees, {}, self._passes)
 
     def cached(self) -> str:
         """The YAML of the same attention with positions and valid keys as arguments."""
@@ -146,7 +147,7 @@ class Variant:
         own = {n for tree in trees.values() for n in buffers_of(tree)}
         buffers = {name: place() for name in PLACES if name in own}
         decodes = ("decode",) * (not self.spec.sinks)
-        passes = (*(p for p in self.spec.passes if p != "decode"), *decodes)
+        passes = (*(p for p in self._passes if p != "decode"), *decodes)
         labels = {moved[Q_IDX]: "q_at", moved[KV_IDX]: "kv_at"}
         return self._text(
             "cached", "for caches and padded sequences", trees, buffers, passes, labels
@@ -187,6 +188,10 @@ class Variant:
         return self._text("packed", words, trees, {}, ["forward"], {at: "q_at"})
 
     # --- parts ------------------------
+
+    @property
+    def _passes(self) -> tuple[str, ...]:
+        return without_serving(self.spec.passes)
 
     def _width(self, condition: Node) -> int | None:
         """Return the width of a condition `q_idx - kv_idx < width`, or None."""

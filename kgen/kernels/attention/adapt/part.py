@@ -18,6 +18,7 @@ from kgen.expr.algebra import call
 from kgen.expr.nodes import Node, Read, Type, Var, buffers_of, children, rebuild, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.kernels.attention.adapt.derived import FURTHEST, Derived, Variant, place
+from kgen.kernels.attention.fields import without_serving
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.spec import ANY
 from kgen.spec.load import Loaded
@@ -119,7 +120,7 @@ class PartSpec:
             fields["sinks"] = True
         if self.variant.spec.block_mask != "auto":
             fields["block_mask"] = self.variant.spec.block_mask
-        passes = tuple(p for p in self.variant.spec.passes if p != "decode")
+        passes = without_serving([p for p in self.variant.spec.passes if p != "decode"])
         if "backward" in passes:
             fields["backward_in_parts"] = True
         return Derived(

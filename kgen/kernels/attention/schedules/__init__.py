@@ -8,6 +8,7 @@ from kgen.family import Chip
 from kgen.kernels.attention.schedules.schedule import Schedule
 
 NAMES = (
+    "serve",
     "decode",
     "hopper",
     "portable",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kgen.family import Chip
 from kgen.kernels.attention.schedules import CHIPS
+from kgen.kernels.attention.verify import serving
 from kgen.kernels.attention.verify.block_mask import BLOCK_MASKS
 from kgen.kernels.attention.verify.case import Case
 from kgen.kernels.attention.verify.checks import keeps_to_its_tensors, reaches_far, refuses_misuse
@@ -24,6 +25,7 @@ from kgen.kernels.attention.verify.inputs import Inputs, call, cases, differenti
 from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.reference import Call, Result, attention, eager
+from kgen.kernels.attention.verify.serve_checks import check_serving, replays_other_lengths
 from kgen.spec.common import REALS
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject, chip_cases
@@ -41,10 +43,11 @@ def groups(problem: Problem) -> tuple[str, ...]:
 def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
     """Return the names of the cases, the same for each group.
 
-    `forward` also has the checks of block masks.
+    `forward` also has the checks of block masks, and the batches of the pass `serve`.
     """
-    lists = tuple(BLOCK_MASKS) if problem.block_mask and group == "forward" else ()
-    return (*(case.name for case in cases(problem, quick)), *lists)
+    more = tuple(BLOCK_MASKS) if problem.block_mask and group == "forward" else ()
+    more += serving.names(problem) if group == "forward" else ()
+    return (*(case.name for case in cases(problem, quick)), *more)
 
 
 def example(subject: Subject, name: str) -> Example:
@@ -64,8 +67,29 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     if name in BLOCK_MASKS:
         BLOCK_MASKS[name](subject)
         return []
+    if name in serving.names(subject.problem):
+        return _run_served(subject, name)
     (case,) = (case for case in cases(subject.problem, quick=False) if case.name == name)
     return run_drawn(subject, group, case)
+
+
+def _run_served(subject: Subject, name: str) -> list[compare.Check]:
+    """Return the verdicts of a batch of the pass `serve`."""
+    problem, device = subject.problem, subject.device
+    plain = serving.packed(problem)
+    (batch,) = (b for b in serving.batches(problem) if f"{serving.PREFIX}{b.name}" == name)
+    served = serving.drawn(problem, batch, device)
+    truth, rounded = map(served.rows_of, references(plain, served.inputs, ()))
+    serving.hide(served, truth.seen)
+    names = vars(subject.module)
+    with serving.processors(names, batch):
+        run, broken = compare.careful(
+            lambda: serving.results(serving.call(names, problem, served), served),
+            serving.tensors(served),
+            device,
+            fixed={"out", "lse"}.__contains__,
+        )
+    return [*_compare(plain, run, truth, rounded, False), *broken]
 
 
 def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
@@ -201,6 +225,8 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "wrong-offsets": (keeps_to_its_tensors, False),
     "tiles": (fits_other_chips, False),
     "launches": (launches_what_it_compiled_for, False),
+    "serve": (check_serving, False),
+    "serve-graph": (replays_other_lengths, True),
     "far-rows": (reaches_far, True),
 }
 
@@ -362,6 +388,9 @@ def compile_calls(
             found += [replace(found[0], name=f"odd-{i}", layout=f"odd-{i}") for i in range(3)]
         for case, dtype in itertools.product(found, dtypes):
             yield case.name, partial(_compile, problem, case, dtype)
+        if "serve" in problem.passes and not sizes:
+            for batch in serving.compiled(group):
+                yield batch.name, partial(serving.compile_batch, problem, batch)
 
 
 def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> list[Case]:

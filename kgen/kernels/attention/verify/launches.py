@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.attention.schedules import CHIPS
+from kgen.kernels.attention.verify import serving
 from kgen.kernels.attention.verify.inputs import Inputs, call, differentiable, sized
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.families import Subject
@@ -43,20 +44,24 @@ def launches_what_it_compiled_for(subject: Subject) -> None:
         sized(subject.problem, "layouts", sq, sk, subject.device, batch=batch, heads_kv=heads)
         for sq, sk, batch, heads in SIZES
     ]
-    serving = [
+    chips = [
         chip
         for chip in CHIPS
         if chip.choice in names and names[chip.choice](drawn[0].q, drawn[0].k, drawn[0].v)
     ]
     portable = {chip.choice: lambda *tensors: False for chip in CHIPS}
-    others = [{"_arch": lambda device: 80, **portable}, {"_arch": lambda device: 90, **portable}]
+    # A cache in FP8 E4M3 needs 8.9.
+    oldest = 89 if subject.problem.kv_dtype == "fp8_e4m3" else 80
+    others = [{"_arch": lambda _, n=n: n, **portable} for n in (oldest, 90)]
     # Without a replaced function, calls run the kernels for this GPU.
-    for as_on in (*others, *([{}] if serving else [])):
-        files = [] if as_on else [names[chip.module]() for chip in serving if chip.module in names]
+    for as_on in (*others, *([{}] if chips else [])):
+        files = [] if as_on else [names[chip.module]() for chip in chips if chip.module in names]
         with _on_paper(subject, as_on, files):
             for inputs in drawn:
                 for changed in _each_laid_out(subject.problem, inputs):
                     changed(subject)
+            if "serve" in subject.problem.passes:
+                _serve_laid_out(subject)
 
 
 def columns(x: Tensor) -> Tensor:
@@ -108,6 +113,28 @@ def _each_laid_out(problem: Problem, inputs: Inputs) -> Iterator[Callable[[Subje
             yield partial(_call, replace(inputs, dlse=way(dlse)))
         for number in range(SAVED):
             yield partial(_call, inputs, moved=number)
+
+
+def _serve_laid_out(subject: Subject) -> None:
+    """Call the functions for serving, unchanged and with one tensor in one other layout."""
+    problem, names = subject.problem, vars(subject.module)
+    group = 2 if problem.gqa == "any" else int(problem.gqa)
+    for batch in serving.compiled(group):
+        served = serving.drawn(problem, batch, subject.device)
+        q, pages = served.inputs.q, (served.k_pages, served.v_pages)
+        tensors = dict(zip(("q", "k_pages", "v_pages"), (q, *pages), strict=True))
+        tensors |= {"block_table": served.block_table, "out": served.out, "lse": served.lse}
+        right = {**tensors, **serving.keywords(served)}
+        scales = {n: x for n, x in served.scales.items() if isinstance(x, Tensor) and x.dim() == 3}
+        tensors |= scales
+        changes = [{}, *({name: way(x)} for name, x in tensors.items() for way in WAYS)]
+        changes += [{"seq_lens": shifted(served.seq_lens)}, {"lse": None}]
+        for change in changes:
+            names[f"{problem.name}_serve"](**{**right, **change})
+        serving.append(names, problem, served)
+        for name, way in itertools.product(("k", "v", "k_pages", "v_pages", *scales), WAYS):
+            serving.append(names, problem, served, **{name: way})
+        serving.append(names, problem, served, slot_mapping=shifted)
 
 
 def _with(inputs: Inputs, name: str, x: Tensor) -> Inputs:

@@ -81,6 +81,10 @@ class Problem:
     """True if the function loops over lists of blocks, which another function builds."""
     page_size: int | None = None
     """Positions per page, if the function has pages and a `block_table`."""
+    kv_dtype: str | None = None
+    """Dtype of a quantized cache, for the pass `serve`."""
+    in_batches: bool = False
+    """True if results of the pass `serve` must not depend on the batch."""
     kernel: ClassVar[str] = "attention"
     part: ClassVar[str | None] = None
 
@@ -129,6 +133,11 @@ class Problem:
     def decodes(self) -> bool:
         """True if the spec has decoding kernels for few queries."""
         return "decode" in self.passes or self.page_size is not None
+
+    @property
+    def least_capability(self) -> int:
+        """The lowest compute capability that the kernels need: 89 for FP8 E4M3, 0 for any."""
+        return 89 if self.kv_dtype == "fp8_e4m3" else 0
 
     @property
     def key_conjuncts(self) -> tuple[Node, ...]:
@@ -187,4 +196,6 @@ def problem_of(loaded: Any) -> Problem:
         per_batch=spec.per_batch,
         block_mask=_has_block_mask(loaded),
         page_size=None if spec.paged_kv is None else spec.paged_kv.page_size,
+        kv_dtype=spec.kv_dtype,
+        in_batches=spec.deterministic == "batch",
     )

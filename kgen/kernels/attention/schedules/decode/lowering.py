@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from kgen.expr.algebra import LOG2E, call
 from kgen.expr.hoist import hoist
 from kgen.expr.mask_form import TRUE
-from kgen.expr.nodes import Const, Type
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.lowered.kernels import loop_kernel
+from kgen.kernels.attention.lowered.live_tiles import LiveSpan, live_tiles
 from kgen.kernels.attention.lowered.loads import streamed_columns
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import LoopKernel, Param
-from kgen.kernels.attention.lowered.ranges import end_of, in_tiles
 from kgen.kernels.attention.plan.model import Chunk
 from kgen.kernels.attention.schedules.decode.plan import DecodePlan
 from kgen.targets.code import (
@@ -23,10 +22,7 @@ from kgen.targets.code import (
     Statement,
     as_type,
     assign,
-    cdiv,
     load,
-    maximum,
-    minimum,
     op,
     over,
     row,
@@ -35,30 +31,9 @@ from kgen.targets.code import (
 )
 from kgen.targets.triton.printer import along_row, column
 
-ZERO = Const(0, Type.INT)
 _SEEN = assign(
     "kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"), note="some row sees it"
 )
-
-
-@dataclass(frozen=True)
-class LiveSpan:
-    """A span of keys in whole tiles, with the kernel's names for its ends. Each program
-    processes a part.
-    """
-
-    first: str
-    end: str
-    lo: Code
-    """The first position of the program's part."""
-    hi: Code
-    rest: list[Statement]
-    """The statements that compute the part of the next span."""
-
-    @property
-    def tiles(self) -> str:
-        """Number of tiles in the span."""
-        return f"{self.end} - {self.first}"
 
 
 @dataclass(frozen=True)
@@ -217,7 +192,7 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
     if seen:
         loop = replace(loop, body=replace(loop.body, mask_lines=[*loop.body.mask_lines, _SEEN]))
     guard = column("kv_live") if seen or attention.kv.live != TRUE else None
-    spans, lines = _live_tiles(plan, lowering)
+    spans, lines = live_tiles(attention.forward, lowering.printer(attention.forward))
     used = uses_of(lines)
     # Pages are [page, row, head, column].
     order = "pshd" if plan.page_size is not None else "bhsd"
@@ -238,46 +213,6 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
         rest_of_row=_row_rest(plan, lowering),
         merged=[_merged(c) for c in attention.v_chunks],
     )
-
-
-def _live_tiles(plan: DecodePlan, lowering: Lowering) -> tuple[list[LiveSpan], list[Statement]]:
-    """Return the spans of a row tile in whole KV tiles, ascending and disjoint, and their
-    statements.
-    """
-    loop = plan.attention.forward
-    printer = lowering.printer(loop)
-    spans, lines = list[LiveSpan](), list[Statement]()
-    several = len(loop.spans) > 1
-    for number, span in enumerate(loop.spans, 1):
-        tag = f"_{number}" if several else ""
-        first, end, before = f"first{tag}", f"end{tag}", spans[-1].end if spans else "0"
-        start: Code = Name(before)
-        stop: Code = cdiv("kv_hi", "BLOCK_N")
-        if span.lo != ZERO:
-            lines.append(assign("kv_lo", printer.position(span.lo)))
-            start = over("kv_lo", "BLOCK_N")
-            start = maximum(start, before) if spans else start
-        lines.append(assign("kv_hi", printer.position(span.hi)))
-        if span.lo == ZERO or number == len(loop.spans):
-            lines += [assign(first, start), assign(end, maximum(stop, first))]
-        else:
-            lo, hi = Name("kv_lo"), Name("kv_hi")
-            lines.append(Assign((lo.name, hi.name), (start, stop), note="in tiles"))
-            lines += [
-                assign(end, end_of(lo, hi, hi, Name(before))),
-                assign(first, minimum(lo, end)),
-            ]
-        spans.append(_share(first, end, several, last=number == len(loop.spans)))
-    return spans, lines
-
-
-def _share(first: str, end: str, several: bool, last: bool) -> LiveSpan:
-    """Return a span and its part from `begin` to `stop`, which count tiles from the first span."""
-    tiles, share = row("sub", end, first), [Name("begin"), Name("stop")]
-    own: list[Code] = [maximum("begin", 0), minimum("stop", tiles)] if several else [*share]
-    lo, hi = (in_tiles(row("add", first, at), Name("BLOCK_N")) for at in own)
-    rest = Assign(("begin", "stop"), tuple(row("sub", at, tiles) for at in share))
-    return LiveSpan(first, end, lo, hi, [] if last else [rest])
 
 
 def _row_rest(plan: DecodePlan, lowering: Lowering) -> Code | None:

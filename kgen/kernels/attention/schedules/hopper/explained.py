@@ -18,7 +18,7 @@ CHIP = "sm_90"
 def explained(loaded: Loaded, plan: AttentionPlan) -> Explained:
     """Return the kernels of each pass, or the condition that fails."""
     missing, hopper = without_kernels(plan), plan_hopper(plan)
-    passes = [name for name in plan.spec.passes if name != "decode"]
+    passes = [name for name in plan.spec.passes if name in ("forward", "backward")]
     return Explained(
         chip=CHIP,
         passes={name: _words(missing.get(name)) for name in passes},

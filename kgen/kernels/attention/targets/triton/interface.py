@@ -28,7 +28,7 @@ class Check:
     """True if the message calls `_dtype` of `_launch.py`."""
 
 
-def _dtype_check(name: str, called: str, dtypes: Sequence[str]) -> Check:
+def dtype_check(name: str, called: str, dtypes: Sequence[str]) -> Check:
     words = f"{called} must be a tensor of {dtype_words(dtypes)}, got {{_dtype({name})}}"
     return Check(other_dtype(name, dtypes), words, "TypeError", shows_dtype=True)
 
@@ -212,7 +212,7 @@ class Interface:
         packed = _PACKED if spec.varlen else ()
         numbers = [*self.length_checks(), *self.scalar_checks(self.runtime)]
         buffers = self.buffer_checks(spec.buffers, "q.device")
-        sinks = _SINKS if spec.sinks else ()
+        sinks = SINK_CHECKS if spec.sinks else ()
         return [self._heads(), *packed, lengths, *numbers, apart, *buffers, *sinks]
 
     def _heads(self) -> Check:
@@ -271,7 +271,7 @@ class Interface:
             buffer, called = self.spec.buffers[name], self.called(name)
             # Packed tensors have no batch dimension.
             sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
-            checks.append(_dtype_check(name, called, buffer.dtypes))
+            checks.append(dtype_check(name, called, buffer.dtypes))
             if not sizes:
                 wrong = f"{name}.dim() or {name}.device != {device}"
                 words = f"{called} must be a tensor without dimensions on {{{device}}}, "
@@ -319,7 +319,7 @@ class Interface:
 
 _ENDS = ("cu_seqlens_q", "cu_seqlens_k")
 _PACKED = (
-    *(_dtype_check(name, name, ("int32",)) for name in _ENDS),
+    *(dtype_check(name, name, ("int32",)) for name in _ENDS),
     Check(
         (
             "cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or "
@@ -333,8 +333,8 @@ _PACKED = (
         "cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}",
     ),
 )
-_SINKS = (
-    _dtype_check("sinks", "sinks", REALS),
+SINK_CHECKS = (
+    dtype_check("sinks", "sinks", REALS),
     Check(
         "sinks.shape != (HQ,) or sinks.device != q.device",
         "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",

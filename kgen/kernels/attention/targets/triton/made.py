@@ -220,3 +220,7 @@ class Made:
     choice: Choice = field(default_factory=Choice)
     remarks: tuple[str, ...] = ()
     """Remarks for the user who renders the spec."""
+    offers: tuple[str, ...] = ()
+    """Its public functions, other than the function of the spec."""
+    unbuilt: str = ""
+    """Its pass, if `kgen build` cannot compile its kernels."""

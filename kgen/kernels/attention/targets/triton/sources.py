@@ -65,6 +65,7 @@ def sources(loaded: Loaded) -> list[Source]:
         offers.append("use_delta")
     if file.launcher.shares:
         offers += [f"{name}_begin", f"{name}_end"]
+    offers += [offer for of in file.made for offer in of.offers]
     whole = Source(
         "triton.py",
         file.whole(single=False),
@@ -72,6 +73,7 @@ def sources(loaded: Loaded) -> list[Source]:
         launches=True,
         alone=file.whole(single=True),
         offers=tuple(offers),
+        unbuilt=next((of.unbuilt for of in file.made if of.unbuilt), ""),
         signature=file.launcher.signature,
         docstring=file.launcher.docstring(),
         remarks=tuple(remark for of in file.made for remark in of.remarks),
