@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 65e7c842b9fbc122
+# inputs (hash of spec and templates): c61727fab5b01564
 # body (hash of the text below): c142064c91cd1ed9
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): cafe92083b92e593
+# inputs (hash of spec and templates): 36f99a22b651f096
 # body (hash of the text below): 35c649ae08c1139b
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

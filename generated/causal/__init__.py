@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): da577b18ddd6461b
+# inputs (hash of spec and templates): 7e33a5c0c66c79b2
 # body (hash of the text below): dbb84908634a002f
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4814d658a38aa8ec
+# inputs (hash of spec and templates): cdc10f4f0f31799e
 # body (hash of the text below): 0f0a4414f820b31b
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 19cd82597a35169c
+# inputs (hash of spec and templates): 6be2a8290ba602ef
 # body (hash of the text below): b0606cd224c188c6
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e7cb2715ac4d9d8d
+# inputs (hash of spec and templates): 5118cccac8cacfed
 # body (hash of the text below): daa419eda7e3a6b5
 """Causal attention in fp32, products in three TF32 passes.
 

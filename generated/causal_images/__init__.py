@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 24585747b9535972
+# inputs (hash of spec and templates): 029fa30107e596ac
 # body (hash of the text below): d25b1b0c4f9669b6
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

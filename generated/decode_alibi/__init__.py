@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 953e2465dd902a45
+# inputs (hash of spec and templates): 1b472cefc8b1345a
 # body (hash of the text below): 13d4d47bc6c4c5bc
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

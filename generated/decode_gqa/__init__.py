@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 270f9135513ce2fc
+# inputs (hash of spec and templates): 666f0c587934dd23
 # body (hash of the text below): 9965bd45f0cb16e6
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

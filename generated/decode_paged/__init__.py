@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e269b895e24281ba
+# inputs (hash of spec and templates): b72c03fe021d19b6
 # body (hash of the text below): 4bfe46c24f2945e3
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b4a9eaf30538b337
+# inputs (hash of spec and templates): 984e89db7d037990
 # body (hash of the text below): 6de2b138f0b78eb5
 """Causal attention to the last 1024 positions of a KV cache.
 

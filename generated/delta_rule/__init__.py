@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 2e69bfb836686552
+# inputs (hash of spec and templates): b164a62766815e49
 # body (hash of the text below): d92a5aa47bfd4eab
 """Delta rule without decay, as in DeltaNet.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): a29037e4b0f9f833
+# inputs (hash of spec and templates): e085d5c3d2233a1e
 # body (hash of the text below): b93534644ba1f2ca
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b96506dfcb36b856
+# inputs (hash of spec and templates): ec28b85291ec78f3
 # body (hash of the text below): ae74539a8881dea7
 """Causal attention to every fourth position back from the query.
 

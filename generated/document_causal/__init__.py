@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 784a2f1c4eac4f74
+# inputs (hash of spec and templates): faed4fff119f2e0c
 # body (hash of the text below): 4ccef150bc0805be
 """Causal self-attention within each document of a packed sequence.
 

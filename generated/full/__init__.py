@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d40b5bd32349f9bf
+# inputs (hash of spec and templates): b70e9e61206f18b7
 # body (hash of the text below): d9d5d5b331f56590
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c267337653b30126
+# inputs (hash of spec and templates): d10c6b2948693257
 # body (hash of the text below): 47504e241d8b152b
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 680a004a52206cc2
+# inputs (hash of spec and templates): eb14d08eaa1a1afe
 # body (hash of the text below): 92867ef2670b6223
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 

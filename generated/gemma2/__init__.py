@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f8258eb3522af374
+# inputs (hash of spec and templates): 29e6badd7f2b5d23
 # body (hash of the text below): cb78dd8aa463c40e
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

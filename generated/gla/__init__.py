@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d5c943954009f4fc
+# inputs (hash of spec and templates): 6132b6644513e8e3
 # body (hash of the text below): 5ac1b3bd89bffd11
 """Gated linear attention, whose decay differs by column of the keys.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 06677c01340385fb
+# inputs (hash of spec and templates): e6399a7bc1f98d40
 # body (hash of the text below): db32d1759d5023c3
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

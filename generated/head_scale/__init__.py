@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 21799a244cd73e04
+# inputs (hash of spec and templates): 600fdcb40cc5440e
 # body (hash of the text below): 58baa9c500d6a898
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 961d29a2d4ad12ef
+# inputs (hash of spec and templates): 2a33ec74dd2b2481
 # body (hash of the text below): 27cddc6794f9c439
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 

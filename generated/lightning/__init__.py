@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 7cdfc67a04c123b8
+# inputs (hash of spec and templates): 6fe19253b88ed28d
 # body (hash of the text below): 17a61394abb852c5
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 

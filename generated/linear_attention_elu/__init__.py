@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4937972a02d48d2b
+# inputs (hash of spec and templates): 395bc7b111b4feae
 # body (hash of the text below): 60685944d6830f39
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 

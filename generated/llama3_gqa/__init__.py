@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 363d407beb5f3722
+# inputs (hash of spec and templates): af9e02184cd0fc67
 # body (hash of the text below): 42c5233f257f5ecd
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

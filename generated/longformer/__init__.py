@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 512d7b7b694dee5f
+# inputs (hash of spec and templates): ef91f541f45b145f
 # body (hash of the text below): 563cc63e1a82d0ef
 """Attention to a symmetric window and to a few global tokens at the front.
 

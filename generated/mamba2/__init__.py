@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 96b57c5e16373568
+# inputs (hash of spec and templates): 77d11c92d4225fe3
 # body (hash of the text below): cd14140930f1f084
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 55a055498dacd30c
+# inputs (hash of spec and templates): 083e0b54aa56bacf
 # body (hash of the text below): 23262016f0ff0bd9
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

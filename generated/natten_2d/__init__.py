@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8d6fd966a16246e3
+# inputs (hash of spec and templates): e879f9151553ffb5
 # body (hash of the text below): da3bd66b5072bcda
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 

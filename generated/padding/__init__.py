@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c647c7f866080324
+# inputs (hash of spec and templates): 86e69773ac644c5a
 # body (hash of the text below): dbd659286cabded7
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 87a66eb97b40a661
+# inputs (hash of spec and templates): 0b61493a5eff464c
 # body (hash of the text below): 6f8144f846a8e14f
 """Attention with a learned bias for each head and each pair of positions.
 

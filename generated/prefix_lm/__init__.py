@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3c3b7be47dafd55b
+# inputs (hash of spec and templates): 3e208f558d8337e9
 # body (hash of the text below): c460fcfb3f4abcd3
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 1169f5bba7525a65
+# inputs (hash of spec and templates): f75d99baae7c15f9
 # body (hash of the text below): a8720f39b2348345
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ef4b54fab763c093
+# inputs (hash of spec and templates): daa4383d416db73d
 # body (hash of the text below): e2fdb2d9ce8d4522
 """The output step of chunked retention, where each head has its own constant decay.
 

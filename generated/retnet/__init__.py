@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 0b3f25bc9876ad9a
+# inputs (hash of spec and templates): c457a2427426ac04
 # body (hash of the text below): a863e92098b88970
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 

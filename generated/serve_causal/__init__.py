@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dca11e9ec1f172f3
-# body: 55b06714383afda3
+# inputs (hash of spec and templates): 1785b8d0632e46b4
+# body (hash of the text below): 1b892591b2dc415f
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2495cbaa31adb537
-# body: 8b3f01e65850501b
+# inputs (hash of spec and templates): faa92f28d5aa751b
+# body (hash of the text below): be4110516c1a4593
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e8b1dddef6747e11
-# body: 0d5097aac6638d37
+# inputs (hash of spec and templates): 56a730f226dcc1f3
+# body (hash of the text below): 9283ce325e525917
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -29,8 +29,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
-# It owns the adjacent columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8 columns.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows 16w + l // 4 and
+# 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -45,20 +45,18 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It writes the position of each tile to
-# shared memory for the others. By TMA, it loads the operands of the tile into rings of slots. The two others, the
-# consumers,
-# compute 64 rows of a tile each.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, and `problem` the sizes and buffers that a call has. `fixed` has the values
-# that
-# are constant in a loop over tiles.
+# Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
+# the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
+# of slots in shared memory. Each consumer computes 64 rows of a tile.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
+# warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
-    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
-    empty."""
+    """Slots of shared memory. The full barrier of a slot completes when the data has arrived. The empty barrier
+    completes when all consumers have released the slot. Slots start empty: a wait for parity 1 on a fresh barrier
+    returns at once."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -79,7 +77,7 @@ def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
 
 @gluon.jit
 def _ring(slots, SLOTS: tl.constexpr, WRITERS: tl.constexpr, READERS: tl.constexpr):
-    """Build a ring. WRITERS and READERS are the arrivals that complete a full and an empty barrier."""
+    """Build a ring. A full barrier completes after WRITERS arrivals, an empty barrier after READERS arrivals."""
     return Ring(slots, _barriers(SLOTS, WRITERS), _barriers(SLOTS, READERS))
 
 
@@ -152,8 +150,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. Wait for the
-    # release of tile i - n: on the same barrier and parity as tile `after` of the ring.
+    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
+    # for the release of tile i - n. A ring with SLOTS slots makes the same wait before it loads tile `after`.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -262,7 +260,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "sk_minus_sq_
 def _hopper_producer(
     args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. For each, load the K and V tiles that it attends to."""
+    """Publish tiles of queries. For each tile, load the K and V tiles that it attends to."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -301,7 +299,7 @@ def _hopper_producer(
                 async_load(args.v_desc, [b, h_kv, v_start, 0], full, v_slot)
             n_fetched += 1
         i += 1
-        gdc_wait()  # the counter is zero only after this
+        gdc_wait()  # the kernel that zeroes the counter may still run
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
@@ -329,7 +327,7 @@ def _hopper_softmax(
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         qk = gl.where(mask, qk, float("-inf"))
-    # Lazy rescaling: raise m_i only if the row maximum exceeds it by more than 8. p stays at most 2^8, and acc is
+    # Lazy rescaling: raise m_i only if the row maximum exceeds m_i by more than 8. p stays at most 2^8, and acc is
     # seldom rescaled.
     m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
@@ -357,8 +355,8 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. A wait on an mbarrier is a loop. Without its branch, ptxas moves the wgmma
-        # wait for P @ V above the softmax.
+        # This second wait returns at once, because the tile has arrived. A wait on an mbarrier compiles to a loop, and
+        # ptxas moves no wgmma wait across this loop. Otherwise, it would move the wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
         # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4d1e3007fc2a8c83
-# body: 06759bbc757c25a4
+# inputs (hash of spec and templates): b47b2eed2cf083b5
+# body (hash of the text below): 8956f213d1ff0b6b
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx
+    q_idx of query i = SK - SQ + i
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
 
 Needs Triton 3.4 (torch 2.8) or newer.
@@ -42,14 +43,14 @@ try:
 except ModuleNotFoundError:
     raise ImportError("serve_fp8: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
-# portable kernels of this file run.
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -71,8 +72,7 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
     sk_minus_sq_plus_q, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
@@ -85,12 +85,12 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton moves `% wrap` to the front of the loop, and runs it for 0 tiles
+    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Start at tile turn % n_tiles, so that programs do not all request the same lines from L2 at once.
+            # Begin at tile `turn % n_tiles`. Programs differ in `turn`, so they do not all read the same lines of L2.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -160,14 +160,12 @@ def _forward_kernel(
     kv_hi = tl.minimum(SK + q_last + 1 - SQ, SK)
     kv_full_hi = tl.maximum(tl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         sk_minus_sq_plus_q, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         sk_minus_sq_plus_q, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
@@ -313,8 +311,8 @@ def _serve_work(
 )
 def _serve_items_kernel(
     work_ptr, seq_lens_ptr, cu_seqlens_q_ptr,
-    B, TQ, SK_MAX, rows, items_0, merges_0, records_0, max_items_0, max_merges_0, max_slots_0, target_0,
-    items_1, merges_1, records_1, max_items_1, max_merges_1, max_slots_1, target_1, GQA: tl.constexpr,
+    B, TQ, SK_MAX, rows, items_0, merges_0, records_0, max_items_0, max_merges_0, max_slots_0, target_0, items_1,
+    merges_1, records_1, max_items_1, max_merges_1, max_slots_1, target_1, GQA: tl.constexpr,
     BLOCK_M_0: tl.constexpr, BLOCK_N_0: tl.constexpr, BLOCK_M_1: tl.constexpr, BLOCK_N_1: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr,
 ):
@@ -336,7 +334,7 @@ def _serve_items_kernel(
 @triton.jit
 def _serve_tiles(
     m_i, l_i, acc,
-    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
+    m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
     q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
     k_scales_ptr, stride_ksp, stride_kss, v_scales_ptr, stride_vsp, stride_vss,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -418,10 +416,9 @@ def _serve_tiles(
     ]
 )
 def _serve_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, part_ptr, k_scale_ptr, k_scales_ptr, stride_k_scale,
-    stride_ksp: tl.int64, stride_kss, stride_ksh, v_scale_ptr, v_scales_ptr, stride_v_scale,
-    stride_vsp: tl.int64, stride_vss, stride_vsh, work_ptr, seq_lens_ptr, cu_seqlens_q_ptr, block_table_ptr,
-    stride_tb: tl.int64, stride_tp,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, part_ptr, k_scale_ptr, k_scales_ptr, stride_k_scale, stride_ksp: tl.int64,
+    stride_kss, stride_ksh, v_scale_ptr, v_scales_ptr, stride_v_scale, stride_vsp: tl.int64, stride_vss, stride_vsh,
+    work_ptr, seq_lens_ptr, cu_seqlens_q_ptr, block_table_ptr, stride_tb: tl.int64, stride_tp,
     stride_qs: tl.int64, stride_qh: tl.int64, stride_qd,
     stride_kp: tl.int64, stride_ks: tl.int64, stride_kh: tl.int64, stride_kd,
     stride_vp: tl.int64, stride_vs: tl.int64, stride_vh: tl.int64, stride_vd,
@@ -480,7 +477,8 @@ def _serve_kernel(
         kv_hi = tl.minimum(end * BLOCK_N, segment * 2048 + 2048)
         m_i, l_i, acc = _serve_tiles(
             m_i, l_i, acc,
-            q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
+            m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q,
+            SK,
             q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
             k_scales_ptr, stride_ksp, stride_kss, v_scales_ptr, stride_vsp, stride_vss,
             kv_lo, kv_hi, 0, 0, MASKED=True, PAGE=PAGE, BLOCK_N=BLOCK_N,
@@ -636,7 +634,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_fp8")
-_LIBRARY = _library("kgen_5f968029656f8032", "serve_fp8")
+_LIBRARY = _library("kgen_38ddda8d0e86714c", "serve_fp8")
 
 
 def _descriptors(tile, *blocks):
@@ -978,17 +976,15 @@ def _forward(q, k, v, scale, store_lse):
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse,
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse,
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -1012,8 +1008,8 @@ def serve_fp8(q, k, v, *, scale=None, return_lse=False):
     Query i has position SK - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """
@@ -1025,9 +1021,8 @@ def serve_fp8(q, k, v, *, scale=None, return_lse=False):
             raise TypeError(f"serve_fp8: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"serve_fp8: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"serve_fp8: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"serve_fp8: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 689b407cc7479c51
-# body: 09f5892f3f80e6fb
+# inputs (hash of spec and templates): 717328607c199e66
+# body (hash of the text below): 0209e266c4ffdb44
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

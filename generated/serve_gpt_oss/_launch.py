@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6d282089e6821bfe
-# body: c112e8d82ce0b154
+# inputs (hash of templates): 45a2fafe6661ab15
+# body (hash of the text below): 95e9025311a0ad74
 """Launches, operators and checks of arguments. This file does not depend on the spec."""
 
 import functools
@@ -27,10 +27,8 @@ def _arch_for(name, least=0, why=""):
             raise ValueError(f"{name} needs compute capability {least / 10} or newer{why}, got {major}.{minor}")
         if os.environ.get("TRITON_INTERPRET") == "1":
             return 0
-        raise ValueError(
-            f"{name}: tensors must be on a CUDA device, got {device}. "
-            "For the CPU, set TRITON_INTERPRET=1 before triton is imported"
-        )
+        hint = "For the CPU, set TRITON_INTERPRET=1 before triton is imported"
+        raise ValueError(f"{name}: tensors must be on a CUDA device, got {device}. {hint}")
     return arch
 
 
@@ -88,6 +86,8 @@ _COMPILING = set()  # threads whose launches only compile
 
 def _launch(kernel, programs, layouts, *args, **meta):
     """Launch kernel[(programs,)](*args, **meta). Triton's own lookup of compiled kernels takes longer than a launch."""
+    if not programs:
+        return
     key = kernel, layouts, *meta.values()
     if _COMPILING and threading.get_ident() in _COMPILING:
         _AHEAD[key] = threading.Thread(target=_warm, args=(torch.cuda.current_device(), kernel, programs, args, meta))

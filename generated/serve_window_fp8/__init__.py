@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 010924f504db8fb6
-# body: 04fd1bbf01cc34a3
+# inputs (hash of spec and templates): ef43e9b24b7a161e
+# body (hash of the text below): 4d44cc3be58a563c
 """Serving over a KV cache in FP8, with sinks and a window that the call sets.
 
-triton.py defines the function, and needs no other file of this folder.
+triton.py defines the function. The other files of this folder belong to it.
 
 Usage:
 

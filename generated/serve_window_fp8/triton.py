@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 89d2c7a370dee7e8
-# body: 5e31458174782a37
+# inputs (hash of spec and templates): 5d31ee8a2eb0fd16
+# body (hash of the text below): a34df78d240faeba
 """Serving over a KV cache in FP8, with sinks and a window that the call sets.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < window
+    q_idx of query i = SK - SQ + i
     softmax: exp(sinks[h]) is one more term of each row's sum, without a value
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64] -> out [B, HQ, SQ, 64], bf16
 
@@ -44,8 +45,8 @@ except ModuleNotFoundError:
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device. If the
-# row has TMA=True, TMA must also be able to load the tensors.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
@@ -67,24 +68,21 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _forward_tiles(
-    m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+    m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
     sk_minus_sq_plus_q, SK, window,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
-    If MASKED, skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
+    Skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
-        kv_start = start
-        if MASKED:
-            kv_start += tl.where(kv_start < gap_lo, 0, gap)
+        kv_start = start + tl.where(start < gap_lo, 0, gap)
         kv_idx = kv_start + offs_n
         if MASKED:
             kv_live = kv_idx < SK
@@ -161,14 +159,12 @@ def _forward_kernel(
     kv_full_hi = tl.maximum(tl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
     kv_gap = tl.maximum(kv_full_hi - kv_full_lo, 0)
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         sk_minus_sq_plus_q, SK, window,
         kv_lo, kv_hi, kv_full_lo, kv_gap, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
-        m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        m_i, l_i, acc, q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
         sk_minus_sq_plus_q, SK, window,
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
@@ -340,7 +336,8 @@ def _serve_items_kernel(
 @triton.jit
 def _serve_tiles(
     m_i, l_i, acc,
-    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK, window,
+    m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
+    window,
     q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
     k_scales_ptr, stride_ksp, stride_kss, v_scales_ptr, stride_vsp, stride_vss,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -425,17 +422,15 @@ def _serve_tiles(
     ]
 )
 def _serve_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, part_ptr, sinks_ptr, stride_sinks, k_scale_ptr, k_scales_ptr,
-    stride_k_scale, stride_ksp: tl.int64, stride_kss, stride_ksh, v_scale_ptr, v_scales_ptr, stride_v_scale,
-    stride_vsp: tl.int64, stride_vss, stride_vsh, work_ptr, seq_lens_ptr, cu_seqlens_q_ptr, block_table_ptr,
-    stride_tb: tl.int64, stride_tp,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, part_ptr, sinks_ptr, stride_sinks, k_scale_ptr, k_scales_ptr, stride_k_scale,
+    stride_ksp: tl.int64, stride_kss, stride_ksh, v_scale_ptr, v_scales_ptr, stride_v_scale, stride_vsp: tl.int64,
+    stride_vss, stride_vsh, work_ptr, seq_lens_ptr, cu_seqlens_q_ptr, block_table_ptr, stride_tb: tl.int64, stride_tp,
     stride_qs: tl.int64, stride_qh: tl.int64, stride_qd,
     stride_kp: tl.int64, stride_ks: tl.int64, stride_kh: tl.int64, stride_kd,
     stride_vp: tl.int64, stride_vs: tl.int64, stride_vh: tl.int64, stride_vd,
     stride_os: tl.int64, stride_oh: tl.int64, stride_od,
     stride_lh: tl.int64, stride_ls: tl.int64,
-    B, HQ, scale, window, TQ, SK_MAX, v_factor, count_at, items_at, merges_at, parts_at, sums_at,
-    GQA: tl.constexpr,
+    B, HQ, scale, window, TQ, SK_MAX, v_factor, count_at, items_at, merges_at, parts_at, sums_at, GQA: tl.constexpr,
     PAGE: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Compute one item of the list for one KV head. A row is a (query, query head) pair."""
@@ -490,8 +485,8 @@ def _serve_kernel(
         kv_hi = tl.minimum(end * BLOCK_N, segment * 2048 + 2048)
         m_i, l_i, acc = _serve_tiles(
             m_i, l_i, acc,
-            q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
-            window,
+            m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q,
+            SK, window,
             q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
             k_scales_ptr, stride_ksp, stride_kss, v_scales_ptr, stride_vsp, stride_vss,
             kv_lo, kv_hi, 0, 0, MASKED=True, PAGE=PAGE, BLOCK_N=BLOCK_N,
@@ -649,7 +644,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_window_fp8")
-_LIBRARY = _library("kgen_78fff4ebd5a52a0d", "serve_window_fp8")
+_LIBRARY = _library("kgen_74b72447e5d2992b", "serve_window_fp8")
 
 
 def _descriptors(tile, *blocks):
@@ -982,17 +977,15 @@ def _forward(q, k, v, sinks, scale, window, store_lse):
     layouts = _layouts(q, k, v, sinks, out)
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
-    programs = _cdiv(SQ, BLOCK_M) * B * HQ
-    if programs:
-        with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64))
-            _launch(
-                _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse, sinks, *sinks.stride(),
-                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale, window, GQA=HQ // HKV,
-                STORE_LSE=store_lse, GROUP=4, **tile,
-            )
+    descs = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64))
+    with torch.cuda.device_of(q):
+        _launch(
+            _forward_kernel, _cdiv(SQ, BLOCK_M) * B * HQ, layouts,
+            q, k, v, *descs, out, lse, sinks, *sinks.stride(),
+            *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+            B, HQ, SQ, SK, scale, window, GQA=HQ // HKV,
+            STORE_LSE=store_lse, GROUP=4, **tile,
+        )
     return out, lse
 
 
@@ -1018,8 +1011,8 @@ def serve_window_fp8(q, k, v, *, sinks, window, scale=None, return_lse=False):
     Query i has position SK - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
-    Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
-    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and its sink.
+    Returns out [B, HQ, SQ, 64], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
+    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and its sink.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """
@@ -1031,9 +1024,8 @@ def serve_window_fp8(q, k, v, *, sinks, window, scale=None, return_lse=False):
             raise TypeError(f"serve_window_fp8: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
-        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-            if arg.dtype != torch.bfloat16:
-                raise TypeError(f"serve_window_fp8: {arg_name} must be bfloat16, got {arg.dtype}")
+        if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+            raise TypeError(f"serve_window_fp8: q, k and v must be bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(
             f"serve_window_fp8: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}",

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 48fdaa28dd50fb02
+# inputs (hash of spec and templates): c1317d6b9c5fcf0b
 # body (hash of the text below): cd833f7d5d032f7e
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): dcd04272e07ecfde
+# inputs (hash of spec and templates): dacaaea0857c2bbe
 # body (hash of the text below): e616c6da34bbaee2
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4ec46598a2e2e45e
+# inputs (hash of spec and templates): 0c3a161763dd0e41
 # body (hash of the text below): 6d5dcbc30560383e
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ca06ea9ce3d23e12
+# inputs (hash of spec and templates): da63e6814d0b4518
 # body (hash of the text below): fa43c837732c81a4
 """Causal attention whose scores saturate smoothly at 30.
 

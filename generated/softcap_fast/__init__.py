@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9bc2b9216bc76e8c
+# inputs (hash of spec and templates): f1b694ed1340ae8c
 # body (hash of the text below): c843afae0e81c21a
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

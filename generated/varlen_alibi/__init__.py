@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 87c79b1fa99d6b19
+# inputs (hash of spec and templates): 85a19e3e16a4167b
 # body (hash of the text below): b9b82ff0b6e6de72
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8f69a0b57f7c56bd
+# inputs (hash of spec and templates): d9635ca8a65a004a
 # body (hash of the text below): 9bb843ad0aca1f43
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
