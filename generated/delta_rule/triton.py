@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): fb655ebece9ea9b0
-# body (hash of the text below): c69508b6fda0cdf8
+# inputs (hash of spec and templates): 40f3f45ad35c99e4
+# body (hash of the text below): 1fa2ce173c6cd3b5
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -691,13 +691,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_8aa241325125fd5d", "delta_rule")
-
-
-def _start(kernel, programs, layouts, *args, **constants):
-    """Launch a kernel, unless there is nothing to compute."""
-    if programs:
-        _launch(kernel, programs, layouts, *args, **constants)
+_LIBRARY = _library("kgen_2cf2b0c91795851c", "delta_rule")
 
 
 def _sizes(q, v):
@@ -715,14 +709,14 @@ def _chunks(q, k, v, beta, initial_state, scale, final):
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
     tile = _tile(_GATES_TILES, arch)
     betas = q.new_empty((slots, HV, 64), dtype=torch.float32)
-    _start(
+    _launch(
         _gates_kernel, slots * HV, layouts,
         beta, betas, beta.stride(0), beta.stride(2), T, NT, stride_beta_t=beta.stride(1), HV=HV,
         **tile,
     )
     tile = _tile(_Q_MAP_TILES, arch)
     q_mapped = q.new_empty(q.shape)
-    _start(
+    _launch(
         _q_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         q, q_mapped, q.stride(0), q.stride(2), T, stride_q_t=q.stride(1), stride_q_c=q.stride(3), H=H,
         **tile,
@@ -730,7 +724,7 @@ def _chunks(q, k, v, beta, initial_state, scale, final):
     q = q_mapped
     tile = _tile(_K_MAP_TILES, arch)
     k_mapped = k.new_empty(k.shape)
-    _start(
+    _launch(
         _k_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         k, k_mapped, k.stride(0), k.stride(2), T, stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
         **tile,
@@ -740,7 +734,7 @@ def _chunks(q, k, v, beta, initial_state, scale, final):
     inverse = q.new_empty((slots, HV, 64, 64))
     W = q.new_empty((slots, HV, 64, 128))
     U = q.new_empty((slots, HV, 64, 128))
-    _start(
+    _launch(
         _solve_kernel, slots * HV, layouts,
         k, v, betas, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT, stride_k_t=k.stride(1),
         stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -749,7 +743,7 @@ def _chunks(q, k, v, beta, initial_state, scale, final):
     tile = _tile(_STATES_TILES, arch)
     new = q.new_empty((slots, HV, 64, 128))
     states = q.new_empty((slots, HV, 128, 128))
-    _start(
+    _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
         k, W, U, new, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
         stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
@@ -782,7 +776,7 @@ def _forward_op(
         k = k_mapped
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
-        _start(
+        _launch(
             _output_kernel, slots * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, new, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale,
             stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
@@ -834,7 +828,7 @@ def _backward_op(
         k_raw, k = k, k_mapped
         tile = _tile(_VALUES_BACK_TILES, arch)
         dnew = q.new_empty((slots, HV, 64, 128))
-        _start(
+        _launch(
             _values_back_kernel, slots * HV, layouts,
             q, k, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
             scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
@@ -843,7 +837,7 @@ def _backward_op(
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 128, 128))
-        _start(
+        _launch(
             _states_back_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, do, W, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -855,7 +849,7 @@ def _backward_op(
         dW = q.new_empty((slots, HV, 64, 128))
         dq_parts = q.new_empty((slots, HV, 64, 128))
         dk_parts = q.new_empty((slots, HV, 64, 128))
-        _start(
+        _launch(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, new, dnew, dW, states, dstates, dq_parts, dk_parts, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -866,7 +860,7 @@ def _backward_op(
         tile = _tile(_SOLVE_BACK_TILES, arch)
         dbetas = q.new_empty((1, slots, HV, 64), dtype=torch.float32)
         dv = v.new_empty(v.shape)
-        _start(
+        _launch(
             _solve_back_kernel, slots * HV, layouts,
             k, v, betas, inverse, dnew, dW, dk_parts, dbetas, dv, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T,
             NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
@@ -875,7 +869,7 @@ def _backward_op(
         )
         tile = _tile(_GATES_BACK_TILES, arch)
         grad_beta = beta.new_empty(beta.shape)
-        _start(
+        _launch(
             _gates_back_kernel, slots * HV, layouts,
             beta, dbetas, grad_beta, beta.stride(0), beta.stride(2), T, NT, stride_beta_t=beta.stride(1), HV=HV,
             BETA_PARTS=dbetas.shape[0],
@@ -883,7 +877,7 @@ def _backward_op(
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
         dq = q.new_empty(q.shape)
-        _start(
+        _launch(
             _q_map_back_kernel, slots * H, layouts,
             q_raw, dq_parts, dq, q_raw.stride(0), q_raw.stride(2), T, NT, stride_q_raw_t=q_raw.stride(1),
             stride_q_raw_c=q_raw.stride(3), H=H, HV=HV,
@@ -891,7 +885,7 @@ def _backward_op(
         )
         tile = _tile(_K_MAP_BACK_TILES, arch)
         dk = k.new_empty(k.shape)
-        _start(
+        _launch(
             _k_map_back_kernel, slots * H, layouts,
             k_raw, dk_parts, dk, k_raw.stride(0), k_raw.stride(2), T, NT, stride_k_raw_t=k_raw.stride(1),
             stride_k_raw_c=k_raw.stride(3), H=H, HV=HV,
@@ -1008,7 +1002,7 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, sca
     o = v.new_empty(v.shape)
     layouts, tile = _layouts(q, k, v, beta, state), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
-        _start(
+        _launch(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, beta, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
             beta.stride(0), beta.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 59cc6b3c1cc16239
-# body (hash of the text below): 124dcf3830399627
+# inputs (hash of spec and templates): 23a5ee0bb04cdbf1
+# body (hash of the text below): 3d6974999eec8281
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -738,13 +738,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_6be8b02e9b777241", "deltanet_negative")
-
-
-def _start(kernel, programs, layouts, *args, **constants):
-    """Launch a kernel, unless there is nothing to compute."""
-    if programs:
-        _launch(kernel, programs, layouts, *args, **constants)
+_LIBRARY = _library("kgen_f57318db71ca0c90", "deltanet_negative")
 
 
 def _sizes(q, v):
@@ -762,14 +756,14 @@ def _chunks(q, k, v, b, initial_state, scale, final):
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
     tile = _tile(_GATES_TILES, arch)
     betas = q.new_empty((slots, HV, 64), dtype=torch.float32)
-    _start(
+    _launch(
         _gates_kernel, slots * HV, layouts,
         b, betas, b.stride(0), b.stride(2), T, NT, stride_b_t=b.stride(1), HV=HV,
         **tile,
     )
     tile = _tile(_Q_MAP_TILES, arch)
     q_mapped = q.new_empty(q.shape)
-    _start(
+    _launch(
         _q_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         q, q_mapped, q.stride(0), q.stride(2), T, stride_q_t=q.stride(1), stride_q_c=q.stride(3), H=H,
         **tile,
@@ -777,7 +771,7 @@ def _chunks(q, k, v, b, initial_state, scale, final):
     q = q_mapped
     tile = _tile(_K_MAP_TILES, arch)
     k_mapped = k.new_empty(k.shape)
-    _start(
+    _launch(
         _k_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         k, k_mapped, k.stride(0), k.stride(2), T, stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
         **tile,
@@ -787,7 +781,7 @@ def _chunks(q, k, v, b, initial_state, scale, final):
     inverse = q.new_empty((slots, HV, 64, 64))
     W = q.new_empty((slots, HV, 64, 128))
     U = q.new_empty((slots, HV, 64, 128))
-    _start(
+    _launch(
         _solve_kernel, slots * HV, layouts,
         k, v, betas, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT, stride_k_t=k.stride(1),
         stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -796,7 +790,7 @@ def _chunks(q, k, v, b, initial_state, scale, final):
     tile = _tile(_STATES_TILES, arch)
     new = q.new_empty((slots, HV, 64, 128))
     states = q.new_empty((slots, HV, 128, 128))
-    _start(
+    _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
         k, W, U, new, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
         stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
@@ -829,7 +823,7 @@ def _forward_op(
         k = k_mapped
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
-        _start(
+        _launch(
             _output_kernel, slots * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, new, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale,
             stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
@@ -881,7 +875,7 @@ def _backward_op(
         k_raw, k = k, k_mapped
         tile = _tile(_VALUES_BACK_TILES, arch)
         dnew = q.new_empty((slots, HV, 64, 128))
-        _start(
+        _launch(
             _values_back_kernel, slots * HV, layouts,
             q, k, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
             scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
@@ -890,7 +884,7 @@ def _backward_op(
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 128, 128))
-        _start(
+        _launch(
             _states_back_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, do, W, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -902,7 +896,7 @@ def _backward_op(
         dW = q.new_empty((slots, HV, 64, 128))
         dq_parts = q.new_empty((slots, HV, 64, 128))
         dk_parts = q.new_empty((slots, HV, 64, 128))
-        _start(
+        _launch(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, new, dnew, dW, states, dstates, dq_parts, dk_parts, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -913,7 +907,7 @@ def _backward_op(
         tile = _tile(_SOLVE_BACK_TILES, arch)
         dbetas = q.new_empty((1, slots, HV, 64), dtype=torch.float32)
         dv = v.new_empty(v.shape)
-        _start(
+        _launch(
             _solve_back_kernel, slots * HV, layouts,
             k, v, betas, inverse, dnew, dW, dk_parts, dbetas, dv, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T,
             NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
@@ -922,7 +916,7 @@ def _backward_op(
         )
         tile = _tile(_GATES_BACK_TILES, arch)
         grad_b = b.new_empty(b.shape)
-        _start(
+        _launch(
             _gates_back_kernel, slots * HV, layouts,
             b, dbetas, grad_b, b.stride(0), b.stride(2), T, NT, stride_b_t=b.stride(1), HV=HV,
             BETA_PARTS=dbetas.shape[0],
@@ -930,7 +924,7 @@ def _backward_op(
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
         dq = q.new_empty(q.shape)
-        _start(
+        _launch(
             _q_map_back_kernel, slots * H, layouts,
             q_raw, dq_parts, dq, q_raw.stride(0), q_raw.stride(2), T, NT, stride_q_raw_t=q_raw.stride(1),
             stride_q_raw_c=q_raw.stride(3), H=H, HV=HV,
@@ -938,7 +932,7 @@ def _backward_op(
         )
         tile = _tile(_K_MAP_BACK_TILES, arch)
         dk = k.new_empty(k.shape)
-        _start(
+        _launch(
             _k_map_back_kernel, slots * H, layouts,
             k_raw, dk_parts, dk, k_raw.stride(0), k_raw.stride(2), T, NT, stride_k_raw_t=k_raw.stride(1),
             stride_k_raw_c=k_raw.stride(3), H=H, HV=HV,
@@ -1057,7 +1051,7 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, scale:
     o = v.new_empty(v.shape)
     layouts, tile = _layouts(q, k, v, b, state), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
-        _start(
+        _launch(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
             b.stride(0), b.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 1470bd4fd2bf8104
-# body (hash of the text below): 55b4b0088671e2ba
+# inputs (hash of spec and templates): 92390542c921866c
+# body (hash of the text below): 8c5ee91dc1e565bd
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -793,13 +793,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_1908155788bc6b66", "gated_delta_rule")
-
-
-def _start(kernel, programs, layouts, *args, **constants):
-    """Launch a kernel, unless there is nothing to compute."""
-    if programs:
-        _launch(kernel, programs, layouts, *args, **constants)
+_LIBRARY = _library("kgen_5a868683711c137b", "gated_delta_rule")
 
 
 def _sizes(q, v):
@@ -818,7 +812,7 @@ def _chunks(q, k, v, a, a_log, dt_bias, b, initial_state, scale, final):
     tile = _tile(_GATES_TILES, arch)
     G = q.new_empty((slots, HV, 64), dtype=torch.float32)
     betas = q.new_empty((slots, HV, 64), dtype=torch.float32)
-    _start(
+    _launch(
         _gates_kernel, slots * HV, layouts,
         a, a_log, dt_bias, b, G, betas, a.stride(0), a.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0),
         b.stride(2), T, NT, stride_a_t=a.stride(1), stride_b_t=b.stride(1), HV=HV,
@@ -826,7 +820,7 @@ def _chunks(q, k, v, a, a_log, dt_bias, b, initial_state, scale, final):
     )
     tile = _tile(_Q_MAP_TILES, arch)
     q_mapped = q.new_empty(q.shape)
-    _start(
+    _launch(
         _q_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         q, q_mapped, q.stride(0), q.stride(2), T, stride_q_t=q.stride(1), stride_q_c=q.stride(3), H=H,
         **tile,
@@ -834,7 +828,7 @@ def _chunks(q, k, v, a, a_log, dt_bias, b, initial_state, scale, final):
     q = q_mapped
     tile = _tile(_K_MAP_TILES, arch)
     k_mapped = k.new_empty(k.shape)
-    _start(
+    _launch(
         _k_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         k, k_mapped, k.stride(0), k.stride(2), T, stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
         **tile,
@@ -844,7 +838,7 @@ def _chunks(q, k, v, a, a_log, dt_bias, b, initial_state, scale, final):
     inverse = q.new_empty((slots, HV, 64, 64))
     W = q.new_empty((slots, HV, 64, 128))
     U = q.new_empty((slots, HV, 64, 128))
-    _start(
+    _launch(
         _solve_kernel, slots * HV, layouts,
         k, v, G, betas, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -853,7 +847,7 @@ def _chunks(q, k, v, a, a_log, dt_bias, b, initial_state, scale, final):
     tile = _tile(_STATES_TILES, arch)
     new = q.new_empty((slots, HV, 64, 128))
     states = q.new_empty((slots, HV, 128, 128))
-    _start(
+    _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
         k, W, U, new, G, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
         stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
@@ -887,7 +881,7 @@ def _forward_op(
         k = k_mapped
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
-        _start(
+        _launch(
             _output_kernel, slots * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, new, G, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale,
             stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
@@ -944,7 +938,7 @@ def _backward_op(
         k_raw, k = k, k_mapped
         tile = _tile(_VALUES_BACK_TILES, arch)
         dnew = q.new_empty((slots, HV, 64, 128))
-        _start(
+        _launch(
             _values_back_kernel, slots * HV, layouts,
             q, k, G, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
             scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
@@ -953,7 +947,7 @@ def _backward_op(
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 128, 128))
-        _start(
+        _launch(
             _states_back_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, do, G, W, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -966,7 +960,7 @@ def _backward_op(
         dq_parts = q.new_empty((slots, HV, 64, 128))
         dk_parts = q.new_empty((slots, HV, 64, 128))
         dG = q.new_empty((128 // tile["BLOCK_K"], slots, HV, 64), dtype=torch.float32)
-        _start(
+        _launch(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, new, dnew, dW, G, states, dstates, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -977,7 +971,7 @@ def _backward_op(
         tile = _tile(_SOLVE_BACK_TILES, arch)
         dbetas = q.new_empty((1, slots, HV, 64), dtype=torch.float32)
         dv = v.new_empty(v.shape)
-        _start(
+        _launch(
             _solve_back_kernel, slots * HV, layouts,
             k, v, G, betas, inverse, dnew, dW, dk_parts, dG, dbetas, dv, k.stride(0), k.stride(2), v.stride(0),
             v.stride(2), T, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
@@ -989,7 +983,7 @@ def _backward_op(
         grad_a_log = q.new_empty((slots, *a_log.shape), dtype=torch.float32)
         grad_dt_bias = q.new_empty((slots, *dt_bias.shape), dtype=torch.float32)
         grad_b = b.new_empty(b.shape)
-        _start(
+        _launch(
             _gates_back_kernel, slots * HV, layouts,
             a, a_log, dt_bias, b, dG, dbetas, grad_a, grad_a_log, grad_dt_bias, grad_b, a.stride(0), a.stride(2),
             a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2), T, NT, stride_a_t=a.stride(1),
@@ -998,7 +992,7 @@ def _backward_op(
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
         dq = q.new_empty(q.shape)
-        _start(
+        _launch(
             _q_map_back_kernel, slots * H, layouts,
             q_raw, dq_parts, dq, q_raw.stride(0), q_raw.stride(2), T, NT, stride_q_raw_t=q_raw.stride(1),
             stride_q_raw_c=q_raw.stride(3), H=H, HV=HV,
@@ -1006,7 +1000,7 @@ def _backward_op(
         )
         tile = _tile(_K_MAP_BACK_TILES, arch)
         dk = k.new_empty(k.shape)
-        _start(
+        _launch(
             _k_map_back_kernel, slots * H, layouts,
             k_raw, dk_parts, dk, k_raw.stride(0), k_raw.stride(2), T, NT, stride_k_raw_t=k_raw.stride(1),
             stride_k_raw_c=k_raw.stride(3), H=H, HV=HV,
@@ -1149,7 +1143,7 @@ def _decode_op(
     o = v.new_empty(v.shape)
     layouts, tile = _layouts(q, k, v, a, a_log, dt_bias, b, state), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
-        _start(
+        _launch(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, a, a_log, dt_bias, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
             v.stride(2), a.stride(0), a.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d57ebde2d81b376c
-# body (hash of the text below): f3ae891e21b40363
+# inputs (hash of spec and templates): 480345c41f66f56e
+# body (hash of the text below): db579b5ee2506fe8
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -636,13 +636,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_ba58713dd0f14539", "gla")
-
-
-def _start(kernel, programs, layouts, *args, **constants):
-    """Launch a kernel, unless there is nothing to compute."""
-    if programs:
-        _launch(kernel, programs, layouts, *args, **constants)
+_LIBRARY = _library("kgen_6f4550dc4aa49b38", "gla")
 
 
 def _sizes(q, v):
@@ -660,14 +654,14 @@ def _chunks(q, k, v, g, initial_state, scale, final):
     final_state = q.new_empty((N, HV, 128, 256) if final else 0, dtype=torch.float32)
     tile = _tile(_GATES_TILES, arch)
     G = q.new_empty((slots, HV, 64, 128), dtype=torch.float32)
-    _start(
+    _launch(
         _gates_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
         g, G, g.stride(0), g.stride(2), T, NT, stride_g_t=g.stride(1), stride_g_c=g.stride(3), HV=HV,
         **tile,
     )
     tile = _tile(_PAIRS_TILES, arch)
     P = q.new_empty((slots, HV, 64, 64))
-    _start(
+    _launch(
         _pairs_kernel, slots * HV * 4, layouts,
         q, k, G, P, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale, stride_q_t=q.stride(1),
         stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
@@ -675,7 +669,7 @@ def _chunks(q, k, v, g, initial_state, scale, final):
     )
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 128, 256))
-    _start(
+    _launch(
         _states_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
         k, v, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -700,7 +694,7 @@ def _forward_op(
         final_state, G, P, states = _chunks(q, k, v, g, initial_state, scale, final)
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
-        _start(
+        _launch(
             _output_kernel, slots * HV * (256 // tile["BLOCK_V"]), layouts,
             q, P, v, G, states, o, q.stride(0), q.stride(2), v.stride(0), v.stride(2), T, NT, scale,
             stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -742,14 +736,14 @@ def _backward_op(
     with torch.cuda.device_of(q):
         tile = _tile(_VALUES_BACK_TILES, arch)
         dnew = q.new_empty((slots, HV, 64, 256))
-        _start(
+        _launch(
             _values_back_kernel, slots * HV, layouts,
             P, do, dnew, do.stride(0), do.stride(2), T, NT, stride_do_t=do.stride(1), stride_do_c=do.stride(3), HV=HV,
             **tile,
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 128, 256))
-        _start(
+        _launch(
             _states_back_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
             q, k, do, G, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -762,7 +756,7 @@ def _backward_op(
         dk_parts = q.new_empty((slots, HV, 64, 128))
         dG = q.new_empty((slots, HV, 64, 128), dtype=torch.float32)
         dP = q.new_empty((slots, HV, 64, 64), dtype=torch.float32)
-        _start(
+        _launch(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, v, G, states, dstates, dq_parts, dk_parts, dG, dP, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale, stride_q_t=q.stride(1),
@@ -772,13 +766,13 @@ def _backward_op(
         )
         tile = _tile(_UPDATES_BACK_TILES, arch)
         dv = v.new_empty(v.shape)
-        _start(
+        _launch(
             _updates_back_kernel, slots * HV, layouts,
             dnew, dv, T, NT, HV=HV,
             **tile,
         )
         tile = _tile(_PAIRS_BACK_TILES, arch)
-        _start(
+        _launch(
             _pairs_back_kernel, slots * HV * 4 * (128 // tile["BLOCK_K"]), layouts,
             q, k, G, dP, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT,
             stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
@@ -786,21 +780,21 @@ def _backward_op(
         )
         tile = _tile(_GATES_BACK_TILES, arch)
         grad_g = g.new_empty(g.shape)
-        _start(
+        _launch(
             _gates_back_kernel, slots * HV, layouts,
             g, dG, grad_g, g.stride(0), g.stride(2), T, NT, stride_g_t=g.stride(1), stride_g_c=g.stride(3), HV=HV,
             **tile,
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
         dq = q.new_empty(q.shape)
-        _start(
+        _launch(
             _q_map_back_kernel, slots * H, layouts,
             dq_parts, dq, T, NT, H=H, HV=HV,
             **tile,
         )
         tile = _tile(_K_MAP_BACK_TILES, arch)
         dk = k.new_empty(k.shape)
-        _start(
+        _launch(
             _k_map_back_kernel, slots * H, layouts,
             dk_parts, dk, T, NT, H=H, HV=HV,
             **tile,
@@ -911,7 +905,7 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, scale:
     o = v.new_empty(v.shape)
     layouts, tile = _layouts(q, k, v, g, state), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
-        _start(
+        _launch(
             _decode_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
             q, k, v, g, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
             g.stride(0), g.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 7ea9d270a73d7a53
-# body (hash of the text below): 41949035ae405387
+# inputs (hash of spec and templates): 4cd77152b3244ab4
+# body (hash of the text below): af8cf5814cebce84
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -920,13 +920,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_dfde5f2dfd61c777", "kda")
-
-
-def _start(kernel, programs, layouts, *args, **constants):
-    """Launch a kernel, unless there is nothing to compute."""
-    if programs:
-        _launch(kernel, programs, layouts, *args, **constants)
+_LIBRARY = _library("kgen_62d5599303536acc", "kda")
 
 
 def _sizes(q, v):
@@ -945,7 +939,7 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     tile = _tile(_GATES_TILES, arch)
     G = q.new_empty((slots, HV, 64, 128), dtype=torch.float32)
     betas = q.new_empty((slots, HV, 64), dtype=torch.float32)
-    _start(
+    _launch(
         _gates_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
         g, a_log, dt_bias, b, G, betas, g.stride(0), g.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0),
         b.stride(2), T, NT, stride_g_t=g.stride(1), stride_g_c=g.stride(3), stride_dt_bias_c=dt_bias.stride(1),
@@ -954,7 +948,7 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     )
     tile = _tile(_Q_MAP_TILES, arch)
     q_mapped = q.new_empty(q.shape)
-    _start(
+    _launch(
         _q_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         q, q_mapped, q.stride(0), q.stride(2), T, stride_q_t=q.stride(1), stride_q_c=q.stride(3), H=H,
         **tile,
@@ -962,7 +956,7 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     q = q_mapped
     tile = _tile(_K_MAP_TILES, arch)
     k_mapped = k.new_empty(k.shape)
-    _start(
+    _launch(
         _k_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         k, k_mapped, k.stride(0), k.stride(2), T, stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
         **tile,
@@ -971,7 +965,7 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     tile = _tile(_PAIRS_TILES, arch)
     P = q.new_empty((slots, HV, 64, 64))
     A = q.new_empty((slots, HV, 64, 64), dtype=torch.float32)
-    _start(
+    _launch(
         _pairs_kernel, slots * HV * 4, layouts,
         q, k, G, P, A, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale, stride_q_t=q.stride(1),
         stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
@@ -981,7 +975,7 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     inverse = q.new_empty((slots, HV, 64, 64))
     W = q.new_empty((slots, HV, 64, 128))
     U = q.new_empty((slots, HV, 64, 128))
-    _start(
+    _launch(
         _solve_kernel, slots * HV, layouts,
         k, v, G, betas, A, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -990,7 +984,7 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     tile = _tile(_STATES_TILES, arch)
     new = q.new_empty((slots, HV, 64, 128))
     states = q.new_empty((slots, HV, 128, 128))
-    _start(
+    _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
         k, W, U, new, G, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
         stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
@@ -1024,7 +1018,7 @@ def _forward_op(
         k = k_mapped
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
-        _start(
+        _launch(
             _output_kernel, slots * HV * (128 // tile["BLOCK_V"]), layouts,
             q, P, new, G, states, o, q.stride(0), q.stride(2), T, NT, scale, stride_q_t=q.stride(1),
             stride_q_c=q.stride(3), H=H, HV=HV,
@@ -1082,14 +1076,14 @@ def _backward_op(
         k_raw, k = k, k_mapped
         tile = _tile(_VALUES_BACK_TILES, arch)
         dnew = q.new_empty((slots, HV, 64, 128))
-        _start(
+        _launch(
             _values_back_kernel, slots * HV, layouts,
             P, do, dnew, do.stride(0), do.stride(2), T, NT, stride_do_t=do.stride(1), stride_do_c=do.stride(3), HV=HV,
             **tile,
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 128, 128))
-        _start(
+        _launch(
             _states_back_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, do, G, W, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -1103,7 +1097,7 @@ def _backward_op(
         dk_parts = q.new_empty((slots, HV, 64, 128))
         dG = q.new_empty((slots, HV, 64, 128), dtype=torch.float32)
         dP = q.new_empty((slots, HV, 64, 64), dtype=torch.float32)
-        _start(
+        _launch(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, new, dnew, dW, G, states, dstates, dq_parts, dk_parts, dG, dP, q.stride(0), q.stride(2),
             k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1),
@@ -1115,7 +1109,7 @@ def _backward_op(
         dbetas = q.new_empty((1 + 128 // _tile(_PAIRS_BACK_TILES, arch)["BLOCK_K"], slots, HV, 64), dtype=torch.float32)
         dA = q.new_empty((slots, HV, 64, 64), dtype=torch.float32)
         dv = v.new_empty(v.shape)
-        _start(
+        _launch(
             _solve_back_kernel, slots * HV, layouts,
             k, v, G, betas, inverse, dnew, dW, dk_parts, dG, dbetas, dA, dv, k.stride(0), k.stride(2), v.stride(0),
             v.stride(2), T, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
@@ -1123,7 +1117,7 @@ def _backward_op(
             **tile,
         )
         tile = _tile(_PAIRS_BACK_TILES, arch)
-        _start(
+        _launch(
             _pairs_back_kernel, slots * HV * 4 * (128 // tile["BLOCK_K"]), layouts,
             q, k, G, betas, dbetas, dP, dA, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
             T, NT, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
@@ -1135,7 +1129,7 @@ def _backward_op(
         grad_a_log = q.new_empty((slots, *a_log.shape), dtype=torch.float32)
         grad_dt_bias = q.new_empty((slots, *dt_bias.shape), dtype=torch.float32)
         grad_b = b.new_empty(b.shape)
-        _start(
+        _launch(
             _gates_back_kernel, slots * HV, layouts,
             g, a_log, dt_bias, b, dG, dbetas, grad_g, grad_a_log, grad_dt_bias, grad_b, g.stride(0), g.stride(2),
             a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2), T, NT, stride_g_t=g.stride(1),
@@ -1145,7 +1139,7 @@ def _backward_op(
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
         dq = q.new_empty(q.shape)
-        _start(
+        _launch(
             _q_map_back_kernel, slots * H, layouts,
             q_raw, dq_parts, dq, q_raw.stride(0), q_raw.stride(2), T, NT, stride_q_raw_t=q_raw.stride(1),
             stride_q_raw_c=q_raw.stride(3), H=H, HV=HV,
@@ -1153,7 +1147,7 @@ def _backward_op(
         )
         tile = _tile(_K_MAP_BACK_TILES, arch)
         dk = k.new_empty(k.shape)
-        _start(
+        _launch(
             _k_map_back_kernel, slots * H, layouts,
             k_raw, dk_parts, dk, k_raw.stride(0), k_raw.stride(2), T, NT, stride_k_raw_t=k_raw.stride(1),
             stride_k_raw_c=k_raw.stride(3), H=H, HV=HV,
@@ -1290,7 +1284,7 @@ def _decode_op(
     o = v.new_empty(v.shape)
     layouts, tile = _layouts(q, k, v, g, a_log, dt_bias, b, state), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
-        _start(
+        _launch(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, g, a_log, dt_bias, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
             v.stride(2), g.stride(0), g.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 46c942cf8fd42a84
-# body (hash of the text below): 3abb306a9dcb877f
+# inputs (hash of spec and templates): e1b55bf0f89418d3
+# body (hash of the text below): aa3697062087e904
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -552,13 +552,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("lightning")
-_LIBRARY = _library("kgen_58d4a9d8b3f885c5", "lightning")
-
-
-def _start(kernel, programs, layouts, *args, **constants):
-    """Launch a kernel, unless there is nothing to compute."""
-    if programs:
-        _launch(kernel, programs, layouts, *args, **constants)
+_LIBRARY = _library("kgen_b98a6030c68e74e1", "lightning")
 
 
 def _sizes(q, v):
@@ -576,14 +570,14 @@ def _chunks(q, k, v, slope, initial_state, scale, final):
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
     tile = _tile(_GATES_TILES, arch)
     G = q.new_empty((slots, HV, 64), dtype=torch.float32)
-    _start(
+    _launch(
         _gates_kernel, slots * HV, layouts,
         slope, G, slope.stride(0), T, NT, HV=HV,
         **tile,
     )
     tile = _tile(_Q_MAP_TILES, arch)
     q_mapped = q.new_empty(q.shape)
-    _start(
+    _launch(
         _q_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         q, q_mapped, q.stride(0), q.stride(2), T, stride_q_t=q.stride(1), stride_q_c=q.stride(3), H=H,
         **tile,
@@ -591,7 +585,7 @@ def _chunks(q, k, v, slope, initial_state, scale, final):
     q = q_mapped
     tile = _tile(_K_MAP_TILES, arch)
     k_mapped = k.new_empty(k.shape)
-    _start(
+    _launch(
         _k_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         k, k_mapped, k.stride(0), k.stride(2), T, stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
         **tile,
@@ -599,7 +593,7 @@ def _chunks(q, k, v, slope, initial_state, scale, final):
     k = k_mapped
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 128, 128))
-    _start(
+    _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
         k, v, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -626,7 +620,7 @@ def _forward_op(
         k = k_mapped
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
-        _start(
+        _launch(
             _output_kernel, slots * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, G, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
             scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
@@ -674,7 +668,7 @@ def _backward_op(
         k_raw, k = k, k_mapped
         tile = _tile(_VALUES_BACK_TILES, arch)
         dnew = q.new_empty((slots, HV, 64, 128))
-        _start(
+        _launch(
             _values_back_kernel, slots * HV, layouts,
             q, k, G, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
             scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
@@ -683,7 +677,7 @@ def _backward_op(
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 128, 128))
-        _start(
+        _launch(
             _states_back_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, do, G, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -694,7 +688,7 @@ def _backward_op(
         tile = _tile(_KEYS_BACK_TILES, arch)
         dq_parts = q.new_empty((slots, HV, 64, 128))
         dk_parts = q.new_empty((slots, HV, 64, 128))
-        _start(
+        _launch(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, v, G, states, dstates, dq_parts, dk_parts, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
             do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale, stride_q_t=q.stride(1),
@@ -704,14 +698,14 @@ def _backward_op(
         )
         tile = _tile(_UPDATES_BACK_TILES, arch)
         dv = v.new_empty(v.shape)
-        _start(
+        _launch(
             _updates_back_kernel, slots * HV, layouts,
             dnew, dv, T, NT, HV=HV,
             **tile,
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
         dq = q.new_empty(q.shape)
-        _start(
+        _launch(
             _q_map_back_kernel, slots * H, layouts,
             q_raw, dq_parts, dq, q_raw.stride(0), q_raw.stride(2), T, NT, stride_q_raw_t=q_raw.stride(1),
             stride_q_raw_c=q_raw.stride(3), H=H, HV=HV,
@@ -719,7 +713,7 @@ def _backward_op(
         )
         tile = _tile(_K_MAP_BACK_TILES, arch)
         dk = k.new_empty(k.shape)
-        _start(
+        _launch(
             _k_map_back_kernel, slots * H, layouts,
             k_raw, dk_parts, dk, k_raw.stride(0), k_raw.stride(2), T, NT, stride_k_raw_t=k_raw.stride(1),
             stride_k_raw_c=k_raw.stride(3), H=H, HV=HV,
@@ -834,7 +828,7 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, slope: Tensor, state: Tensor, sc
     o = v.new_empty(v.shape)
     layouts, tile = _layouts(q, k, v, slope, state), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
-        _start(
+        _launch(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
             q, k, v, slope, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
             slope.stride(0), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e119d604ba753504
-# body (hash of the text below): 368da5570ca3ea20
+# inputs (hash of spec and templates): df21b67d35927917
+# body (hash of the text below): d85c45d542826a36
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -570,13 +570,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_c7269b6bd8cd300d", "linear_attention_elu")
-
-
-def _start(kernel, programs, layouts, *args, **constants):
-    """Launch a kernel, unless there is nothing to compute."""
-    if programs:
-        _launch(kernel, programs, layouts, *args, **constants)
+_LIBRARY = _library("kgen_beecd2a5c485faa9", "linear_attention_elu")
 
 
 def _sizes(q, v, cu_seqlens):
@@ -596,10 +590,10 @@ def _chunks(q, k, v, cu_seqlens, initial_state, scale, final):
     arch, initial = _arch(q.device), initial_state is not None
     final_state = q.new_empty((N, HV, 64, 64) if final else 0, dtype=torch.float32)
     seqs = cu_seqlens.new_empty(slots, dtype=torch.int32)
-    _start(_sequences_kernel, N, layouts, cu_seqlens, seqs, T, NT, BLOCK=64, num_warps=1)
+    _launch(_sequences_kernel, N, layouts, cu_seqlens, seqs, T, NT, BLOCK=64, num_warps=1)
     tile = _tile(_Q_MAP_TILES, arch)
     q_mapped = q.new_empty(q.shape)
-    _start(
+    _launch(
         _q_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         q, q_mapped, q.stride(0), q.stride(2), T, stride_q_t=q.stride(1), stride_q_c=q.stride(3), H=H,
         **tile,
@@ -607,7 +601,7 @@ def _chunks(q, k, v, cu_seqlens, initial_state, scale, final):
     q = q_mapped
     tile = _tile(_K_MAP_TILES, arch)
     k_mapped = k.new_empty(k.shape)
-    _start(
+    _launch(
         _k_map_kernel, B * H * _cdiv(T, tile["ROWS"]), layouts,
         k, k_mapped, k.stride(0), k.stride(2), T, stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
         **tile,
@@ -615,7 +609,7 @@ def _chunks(q, k, v, cu_seqlens, initial_state, scale, final):
     k = k_mapped
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 64, 64))
-    _start(
+    _launch(
         _states_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
         k, v, states, initial_state, final_state, cu_seqlens, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, N,
         NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -642,7 +636,7 @@ def _forward_op(
         k = k_mapped
         o = v.new_zeros(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
-        _start(
+        _launch(
             _output_kernel, slots * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, v, states, o, seqs, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
             v.stride(2), N, T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
@@ -690,7 +684,7 @@ def _backward_op(
         k_raw, k = k, k_mapped
         tile = _tile(_VALUES_BACK_TILES, arch)
         dnew = q.new_empty((slots, HV, 64, 64))
-        _start(
+        _launch(
             _values_back_kernel, slots * HV, layouts,
             q, k, do, dnew, seqs, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0),
             do.stride(2), N, T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1),
@@ -699,7 +693,7 @@ def _backward_op(
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 64, 64))
-        _start(
+        _launch(
             _states_back_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, do, dnew, dstates, dfinal_state, dinitial_state, cu_seqlens, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -710,7 +704,7 @@ def _backward_op(
         tile = _tile(_KEYS_BACK_TILES, arch)
         dq_parts = q.new_empty((slots, HV, 64, 64))
         dk_parts = q.new_empty((slots, HV, 64, 64))
-        _start(
+        _launch(
             _keys_back_kernel, slots * HV * (64 // tile["BLOCK_K"]), layouts,
             q, k, do, v, states, dstates, dq_parts, dk_parts, seqs, cu_seqlens, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), N, T, NT, scale, stride_q_t=q.stride(1),
@@ -720,14 +714,14 @@ def _backward_op(
         )
         tile = _tile(_UPDATES_BACK_TILES, arch)
         dv = v.new_zeros(v.shape)
-        _start(
+        _launch(
             _updates_back_kernel, slots * HV, layouts,
             dnew, dv, seqs, cu_seqlens, N, T, NT, HV=HV,
             **tile,
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
         dq = q.new_zeros(q.shape)
-        _start(
+        _launch(
             _q_map_back_kernel, slots * H, layouts,
             q_raw, dq_parts, dq, seqs, cu_seqlens, q_raw.stride(0), q_raw.stride(2), N, T, NT,
             stride_q_raw_t=q_raw.stride(1), stride_q_raw_c=q_raw.stride(3), H=H, HV=HV,
@@ -735,7 +729,7 @@ def _backward_op(
         )
         tile = _tile(_K_MAP_BACK_TILES, arch)
         dk = k.new_zeros(k.shape)
-        _start(
+        _launch(
             _k_map_back_kernel, slots * H, layouts,
             k_raw, dk_parts, dk, seqs, cu_seqlens, k_raw.stride(0), k_raw.stride(2), N, T, NT,
             stride_k_raw_t=k_raw.stride(1), stride_k_raw_c=k_raw.stride(3), H=H, HV=HV,
@@ -865,7 +859,7 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, state: Tensor, cu_seqlens: Tenso
     o = v.new_zeros(v.shape)
     layouts, tile = _layouts(q, k, v, state, cu_seqlens), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
-        _start(
+        _launch(
             _decode_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, v, state, o, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
             state.stride(0), state.stride(1), T, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 39c4b6843e6eaee3
-# body (hash of the text below): a4d0b2defaac146b
+# inputs (hash of spec and templates): b5c79efad9f4b3ba
+# body (hash of the text below): 43ca93a94b1f962b
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -638,13 +638,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_f949b101a2c5537e", "mamba2")
-
-
-def _start(kernel, programs, layouts, *args, **constants):
-    """Launch a kernel, unless there is nothing to compute."""
-    if programs:
-        _launch(kernel, programs, layouts, *args, **constants)
+_LIBRARY = _library("kgen_0d8d4f0edda14c8b", "mamba2")
 
 
 def _sizes(q, v):
@@ -663,7 +657,7 @@ def _chunks(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final):
     tile = _tile(_GATES_TILES, arch)
     G = q.new_empty((slots, HV, 64), dtype=torch.float32)
     betas = q.new_empty((slots, HV, 64), dtype=torch.float32)
-    _start(
+    _launch(
         _gates_kernel, slots * HV, layouts,
         dt, a_log, dt_bias, G, betas, dt.stride(0), dt.stride(2), a_log.stride(0), dt_bias.stride(0), T, NT,
         stride_dt_t=dt.stride(1), HV=HV,
@@ -671,7 +665,7 @@ def _chunks(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final):
     )
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 128, 64))
-    _start(
+    _launch(
         _states_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
         k, v, betas, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -697,7 +691,7 @@ def _forward_op(
         final_state, G, betas, states = _chunks(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final)
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
-        _start(
+        _launch(
             _output_kernel, slots * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, v, betas, G, states, d, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
             v.stride(2), d.stride(0), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -744,7 +738,7 @@ def _backward_op(
     with torch.cuda.device_of(q):
         tile = _tile(_VALUES_BACK_TILES, arch)
         dnew = q.new_empty((slots, HV, 64, 64))
-        _start(
+        _launch(
             _values_back_kernel, slots * HV, layouts,
             q, k, G, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
             scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
@@ -753,7 +747,7 @@ def _backward_op(
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 128, 64))
-        _start(
+        _launch(
             _states_back_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, do, G, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -765,7 +759,7 @@ def _backward_op(
         dq_parts = q.new_empty((slots, HV, 64, 128))
         dk_parts = q.new_empty((slots, HV, 64, 128))
         dG = q.new_empty((128 // tile["BLOCK_K"], slots, HV, 64), dtype=torch.float32)
-        _start(
+        _launch(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, v, betas, G, states, dstates, dq_parts, dk_parts, dG, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale, stride_q_t=q.stride(1),
@@ -776,7 +770,7 @@ def _backward_op(
         tile = _tile(_UPDATES_BACK_TILES, arch)
         dbetas = q.new_empty((1, slots, HV, 64), dtype=torch.float32)
         dv = v.new_empty(v.shape)
-        _start(
+        _launch(
             _updates_back_kernel, slots * HV, layouts,
             v, do, d, betas, dnew, dbetas, dv, v.stride(0), v.stride(2), do.stride(0), do.stride(2), d.stride(0), T, NT,
             stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), HV=HV,
@@ -786,7 +780,7 @@ def _backward_op(
         grad_dt = dt.new_empty(dt.shape)
         grad_a_log = q.new_empty((slots, *a_log.shape), dtype=torch.float32)
         grad_dt_bias = q.new_empty((slots, *dt_bias.shape), dtype=torch.float32)
-        _start(
+        _launch(
             _gates_back_kernel, slots * HV, layouts,
             dt, a_log, dt_bias, dG, dbetas, grad_dt, grad_a_log, grad_dt_bias, dt.stride(0), dt.stride(2),
             a_log.stride(0), dt_bias.stride(0), T, NT, stride_dt_t=dt.stride(1), HV=HV, PARTS=dG.shape[0],
@@ -795,7 +789,7 @@ def _backward_op(
         )
         tile = _tile(_SKIP_BACK_TILES, arch)
         skip_d = q.new_empty((slots, *d.shape), dtype=torch.float32)
-        _start(
+        _launch(
             _skip_back_kernel, slots * HV, layouts,
             v, do, d, skip_d, v.stride(0), v.stride(2), do.stride(0), do.stride(2), d.stride(0), T, NT,
             stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_do_t=do.stride(1), stride_do_c=do.stride(3), HV=HV,
@@ -803,14 +797,14 @@ def _backward_op(
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
         dq = q.new_empty(q.shape)
-        _start(
+        _launch(
             _q_map_back_kernel, slots * H, layouts,
             dq_parts, dq, T, NT, H=H, HV=HV,
             **tile,
         )
         tile = _tile(_K_MAP_BACK_TILES, arch)
         dk = k.new_empty(k.shape)
-        _start(
+        _launch(
             _k_map_back_kernel, slots * H, layouts,
             dk_parts, dk, T, NT, H=H, HV=HV,
             **tile,
@@ -943,7 +937,7 @@ def _decode_op(
     o = v.new_empty(v.shape)
     layouts, tile = _layouts(q, k, v, dt, a_log, dt_bias, d, state), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
-        _start(
+        _launch(
             _decode_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
             q, k, v, dt, a_log, dt_bias, d, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
             v.stride(2), dt.stride(0), dt.stride(2), a_log.stride(0), dt_bias.stride(0), d.stride(0), state.stride(0),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 90c79460c58c68a0
-# body (hash of the text below): d6897638d290a1c6
+# inputs (hash of spec and templates): 93ccd56e82eb474e
+# body (hash of the text below): 8d95158345a46d20
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -456,13 +456,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("retnet")
-_LIBRARY = _library("kgen_880385da0a327ab2", "retnet")
-
-
-def _start(kernel, programs, layouts, *args, **constants):
-    """Launch a kernel, unless there is nothing to compute."""
-    if programs:
-        _launch(kernel, programs, layouts, *args, **constants)
+_LIBRARY = _library("kgen_a56969f71a4c9af2", "retnet")
 
 
 def _sizes(q, v):
@@ -480,14 +474,14 @@ def _chunks(q, k, v, initial_state, scale, final):
     final_state = q.new_empty((N, HV, 128, 256) if final else 0, dtype=torch.float32)
     tile = _tile(_GATES_TILES, arch)
     G = q.new_empty((slots, HV, 64), dtype=torch.float32)
-    _start(
+    _launch(
         _gates_kernel, slots * HV, layouts,
         G, T, NT, HV=HV,
         **tile,
     )
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 128, 256))
-    _start(
+    _launch(
         _states_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
         k, v, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
@@ -512,7 +506,7 @@ def _forward_op(
         final_state, G, states = _chunks(q, k, v, initial_state, scale, final)
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
-        _start(
+        _launch(
             _output_kernel, slots * HV * (256 // tile["BLOCK_V"]), layouts,
             q, k, v, G, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
             scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
@@ -554,7 +548,7 @@ def _backward_op(
     with torch.cuda.device_of(q):
         tile = _tile(_VALUES_BACK_TILES, arch)
         dnew = q.new_empty((slots, HV, 64, 256))
-        _start(
+        _launch(
             _values_back_kernel, slots * HV, layouts,
             q, k, G, do, dnew, q.stride(0), q.stride(2), k.stride(0), k.stride(2), do.stride(0), do.stride(2), T, NT,
             scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
@@ -563,7 +557,7 @@ def _backward_op(
         )
         tile = _tile(_STATES_BACK_TILES, arch)
         dstates = q.new_empty((slots, HV, 128, 256))
-        _start(
+        _launch(
             _states_back_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
             q, k, do, G, dnew, dstates, dfinal_state, dinitial_state, q.stride(0), q.stride(2), k.stride(0),
             k.stride(2), do.stride(0), do.stride(2), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
@@ -574,7 +568,7 @@ def _backward_op(
         tile = _tile(_KEYS_BACK_TILES, arch)
         dq_parts = q.new_empty((slots, HV, 64, 128))
         dk_parts = q.new_empty((slots, HV, 64, 128))
-        _start(
+        _launch(
             _keys_back_kernel, slots * HV * (128 // tile["BLOCK_K"]), layouts,
             q, k, do, v, G, states, dstates, dq_parts, dk_parts, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
             do.stride(0), do.stride(2), v.stride(0), v.stride(2), T, NT, scale, stride_q_t=q.stride(1),
@@ -584,21 +578,21 @@ def _backward_op(
         )
         tile = _tile(_UPDATES_BACK_TILES, arch)
         dv = v.new_empty(v.shape)
-        _start(
+        _launch(
             _updates_back_kernel, slots * HV, layouts,
             dnew, dv, T, NT, HV=HV,
             **tile,
         )
         tile = _tile(_Q_MAP_BACK_TILES, arch)
         dq = q.new_empty(q.shape)
-        _start(
+        _launch(
             _q_map_back_kernel, slots * H, layouts,
             dq_parts, dq, T, NT, H=H, HV=HV,
             **tile,
         )
         tile = _tile(_K_MAP_BACK_TILES, arch)
         dk = k.new_empty(k.shape)
-        _start(
+        _launch(
             _k_map_back_kernel, slots * H, layouts,
             dk_parts, dk, T, NT, H=H, HV=HV,
             **tile,
@@ -707,7 +701,7 @@ def _decode_op(q: Tensor, k: Tensor, v: Tensor, state: Tensor, scale: float) -> 
     o = v.new_empty(v.shape)
     layouts, tile = _layouts(q, k, v, state), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
-        _start(
+        _launch(
             _decode_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
             q, k, v, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
             state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),

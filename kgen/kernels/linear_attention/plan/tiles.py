@@ -47,7 +47,7 @@ def tile_tables(plan: LinearAttentionPlan) -> dict[str, Table]:
 
 def _forward(plan: LinearAttentionPlan) -> dict[str, Table]:
     spec = plan.spec
-    BT, k, v = spec.chunk_size, spec.head_dim.qk, spec.head_dim.v
+    BT, k = spec.chunk_size, spec.head_dim.qk
     wide = 8 if BT == 128 else 4
     states = Tile(8 if k == 256 else 4, 1, BLOCK_V=16 if k == 256 else 32)
     stages = 3 if plan.by_column else 4  # decays by column take 48 KiB of shared memory a stage
