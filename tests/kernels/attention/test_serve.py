@@ -222,6 +222,7 @@ def _check_lists(path: Path) -> None:
         for _, block_m, count_at, items_at, merges_at, _, most, _, slots, _ in lists:
             count, split = work[count_at : count_at + 2].tolist()
             assert count <= most
+            assert bool((work[items_at + 8 * count : items_at + 8 * most] == -1).all())
             taken: set[int] = set()
             for item in work[items_at : items_at + 8 * count].view(-1, 8).tolist():
                 b, row, part, parts, slot, merge = item[:6]

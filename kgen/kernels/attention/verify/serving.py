@@ -285,6 +285,11 @@ def _pages(batch: Batch, table: Tensor, *packed: Tensor) -> list[Tensor]:
         return [pool.transpose(1, 2).contiguous() for pool in pools]
     if batch.layout == "joint" and pools[0].shape == pools[1].shape:
         return [*torch.stack(pools)]
+    # Other strides than the strides of keys.
+    values = pools[1]
+    heads = values.shape[2]
+    wider = values.new_full((count, size + 1, heads + 1, values.shape[3]), torch.nan)
+    pools[1] = wider[:, :size, :heads].copy_(values)
     return pools
 
 
