@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3254d86b872bb1e7
-# body (hash of the text below): ca301984842db549
+# inputs (hash of spec and templates): ddf7d76b0640e6e7
+# body (hash of the text below): a279a8fa51bff7e8
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -339,7 +339,6 @@ def _serve_items_kernel(
 
 @triton.jit
 def _serve_tiles(
-    m_i, l_i, acc,
     m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
     q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -447,13 +446,11 @@ def _serve_kernel(
         kv_full_lo,
     )
     m_i, l_i, acc = _serve_tiles(
-        m_i, l_i, acc,
         m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
         q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
         kv_lo, kv_hi, kv_full_lo, kv_full_hi - kv_full_lo, MASKED=True, PAGE=PAGE, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _serve_tiles(
-        m_i, l_i, acc,
         m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
         q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, PAGE=PAGE, BLOCK_N=BLOCK_N,
@@ -557,7 +554,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_causal")
-_LIBRARY = _library("kgen_ab063af4915b1720", "serve_causal")
+_LIBRARY = _library("kgen_5fb103964a46d801", "serve_causal")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b47b2eed2cf083b5
-# body (hash of the text below): 8956f213d1ff0b6b
+# inputs (hash of spec and templates): db1b7998176d8fe7
+# body (hash of the text below): b224dd40018b638d
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -333,7 +333,6 @@ def _serve_items_kernel(
 
 @triton.jit
 def _serve_tiles(
-    m_i, l_i, acc,
     m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
     q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
     k_scales_ptr, stride_ksp, stride_kss, v_scales_ptr, stride_vsp, stride_vss,
@@ -476,7 +475,6 @@ def _serve_kernel(
         kv_lo = tl.maximum(first * BLOCK_N, segment * 2048)
         kv_hi = tl.minimum(end * BLOCK_N, segment * 2048 + 2048)
         m_i, l_i, acc = _serve_tiles(
-            m_i, l_i, acc,
             m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q,
             SK,
             q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
@@ -634,7 +632,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_fp8")
-_LIBRARY = _library("kgen_38ddda8d0e86714c", "serve_fp8")
+_LIBRARY = _library("kgen_342dea9a414efe5f", "serve_fp8")
 
 
 def _descriptors(tile, *blocks):

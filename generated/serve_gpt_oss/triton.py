@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 173205e2ec55c05f
-# body (hash of the text below): a451a6dfa65dd942
+# inputs (hash of spec and templates): 481c13648f731783
+# body (hash of the text below): 7efbdd6bbb89629d
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -338,7 +338,6 @@ def _serve_items_kernel(
 
 @triton.jit
 def _serve_tiles(
-    m_i, l_i, acc,
     m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
     q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -453,13 +452,11 @@ def _serve_kernel(
         kv_full_lo,
     )
     m_i, l_i, acc = _serve_tiles(
-        m_i, l_i, acc,
         m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
         q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
         kv_lo, kv_hi, kv_full_lo, kv_full_hi - kv_full_lo, MASKED=True, PAGE=PAGE, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _serve_tiles(
-        m_i, l_i, acc,
         m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
         q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, PAGE=PAGE, BLOCK_N=BLOCK_N,
@@ -564,7 +561,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_gpt_oss")
-_LIBRARY = _library("kgen_95c0130bc8273ba3", "serve_gpt_oss")
+_LIBRARY = _library("kgen_344b4bb4e929beeb", "serve_gpt_oss")
 
 
 def _descriptors(tile, *blocks):

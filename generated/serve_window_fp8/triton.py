@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 5d31ee8a2eb0fd16
-# body (hash of the text below): a34df78d240faeba
+# inputs (hash of spec and templates): f37d82daea20813e
+# body (hash of the text below): c34f41437ec343eb
 """Serving over a KV cache in FP8, with sinks and a window that the call sets.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -335,7 +335,6 @@ def _serve_items_kernel(
 
 @triton.jit
 def _serve_tiles(
-    m_i, l_i, acc,
     m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, SK,
     window,
     q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
@@ -484,7 +483,6 @@ def _serve_kernel(
         kv_lo = tl.maximum(first * BLOCK_N, segment * 2048)
         kv_hi = tl.minimum(end * BLOCK_N, segment * 2048 + 2048)
         m_i, l_i, acc = _serve_tiles(
-            m_i, l_i, acc,
             m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q,
             SK, window,
             q_live, block_table_ptr, stride_tp, stride_kp, stride_vp,
@@ -644,7 +642,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_window_fp8")
-_LIBRARY = _library("kgen_74b72447e5d2992b", "serve_window_fp8")
+_LIBRARY = _library("kgen_94232f6593b161fd", "serve_window_fp8")
 
 
 def _descriptors(tile, *blocks):
