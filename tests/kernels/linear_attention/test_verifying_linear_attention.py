@@ -201,6 +201,19 @@ def test_errors_of_few_chunks_may_be_small_by_chance(share: float, right: bool) 
     assert check.ok == right
 
 
+@pytest.mark.parametrize(("value", "right"), [(40.75, True), (40.25, False)])
+def test_rounding_may_cancel_an_eager_error(value: float, right: bool) -> None:
+    """The eager gradient is 40.88 before it is rounded to 41, next to the truth."""
+    problem = subject("gated_delta_rule").problem
+    want, size, low, exact = (torch.full((1, 1, 1), x).double() for x in (40.98, 36, 41, 40.88))
+    empty = torch.zeros(0)
+    truth = Result(empty, empty, grads={"a": want}, natural={"a": size})
+    eager = Result(empty, empty, grads={"a": low}, unrounded={"a": exact})
+    got = {"da": torch.full((1, 1, 1), value).bfloat16()}
+    (check,) = cases._compare(problem, got, truth, eager, {})
+    assert check.ok == right
+
+
 def without(name: str) -> Change:
     return lambda one: replace(one, **{name: None})
 

@@ -139,7 +139,8 @@ def _without_luck(
     want, eager_value = truth.grads[name], yardstick.grads[name]
     shape = {buffer.name: buffer.shape for buffer in problem.buffers}.get(name)
     if shape == ("T", "HV") and name in truth.natural:
-        return _typical(want, eager_value, truth.natural[name], problem.chunk_size)
+        found = (eager_value, yardstick.unrounded.get(name, eager_value))
+        return _typical(want, found, truth.natural[name], problem.chunk_size)
     if name not in truth.parts or shape is None:
         return eager_value
     errors = yardstick.parts[name].double() - truth.parts[name]
@@ -154,20 +155,22 @@ def _without_luck(
     return want + torch.maximum((eager_value.double() - want).abs(), least)
 
 
-def _typical(want: Tensor, eager_value: Tensor, terms: Tensor, chunk: int) -> Tensor:
+def _typical(want: Tensor, eager_values: tuple[Tensor, ...], terms: Tensor, chunk: int) -> Tensor:
     """Return an eager gradient of a buffer [T, HV] with errors of at least the typical size.
 
-    The gradient of a decay is a sum over later tokens of the chunk, so tokens of a chunk and head
-    share most of their error. The few large chunks decide the whole error, and may have a small one
-    by chance. The typical error has the same share of the terms in every chunk and head.
+    The gradient of a decay is a sum over later tokens of the chunk. So the tokens of a chunk and
+    head share most of their error. The few large chunks decide the whole error, and may have a
+    small one by chance. The typical error has the same share of the terms in every chunk and head.
+    Rounding to the dtype of the buffer may cancel an error, so the larger one of `eager_values`
+    counts.
     """
-    errors = eager_value.double() - want
+    errors = torch.stack([(one.double() - want).abs() for one in eager_values]).amax(0)
     found, sizes = (
         torch.stack([part.norm(dim=1) for part in x.split(chunk, 1)]) for x in (errors, terms)
     )
     there = sizes > 0
     if not there.any() or not errors.any():
-        return eager_value
+        return eager_values[0]
     typical = (found[there] / sizes[there]).square().mean().sqrt() * terms.norm()
     return want + errors * (typical / errors.norm()).clamp_min(1.0)
 

@@ -52,7 +52,7 @@ def _leaves(inputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
 
 def _rounded(result: Result, inputs: Mapping[str, Tensor]) -> Result:
     grads = {name: x.to(inputs[name].dtype) for name, x in result.grads.items()}
-    return replace(result, grads=grads)
+    return replace(result, grads=grads, unrounded=result.grads)
 
 
 def chunked(one: Tokens, size: int) -> tuple[Tensor, Tensor]:
