@@ -6,6 +6,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
+from support.interpreters.own_process import interpreted
 
 from kgen.kernels.linear_attention.plan.kernels import kernels as listed_kernels
 from kgen.kernels.linear_attention.plan.kernels import saved
@@ -17,7 +19,9 @@ from kgen.kernels.linear_attention.targets.triton.kernels import Builder
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.kernels.linear_attention.targets.triton.sources import signatures
 from kgen.kernels.linear_attention.targets.triton.steps import Steps
+from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
+from kgen.verify.toolchain import import_file
 
 SPECS = Path(__file__).resolve().parents[3] / "specs"
 STOCK = sorted(
@@ -84,3 +88,45 @@ def test_tiles_have_the_fields_of_their_kernels_and_divide_head_dims(
             for tile in tables[kernel].values():
                 assert {*signature.tile} <= tile.used.keys()
                 assert qk % (tile.BLOCK_K or 1) == v % (tile.BLOCK_V or 1) == 0
+
+
+UPDATE = """
+kernel: linear_attention
+name: update
+dtype: fp16
+head_dim: 64
+chunk_size: 16
+buffers: {b: {shape: [HV], dtype: fp32}}
+beta: b[h]
+rule: delta
+passes: [forward, backward]
+"""
+
+
+def test_factors_of_updates_are_not_rounded(tmp_path: Path) -> None:
+    path = tmp_path / "update.py"
+    path.write_text(next(iter(render_spec(loads(UPDATE, "update.yaml"), single=True).values())))
+    for name, factor in interpreted(_factors_of_one_update, path).items():
+        assert abs(factor) < 1e-4, f"{name} is off by a factor of {1 + factor:.5f}"
+
+
+def _factors_of_one_update(path: Path) -> dict[str, float]:
+    """Return the errors along the results of one token. beta is in the middle of two fp16."""
+    from kgen.verify import interpreter
+
+    interpreter.mend()
+    random = torch.Generator().manual_seed(0)
+    shapes = {"q": (1, 1, 1, 64), "k": (1, 1, 1, 64), "v": (1, 1, 1, 64), "change": (1, 1, 64, 64)}
+    x = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+    q, k, v = (x[name].half().requires_grad_() for name in "qkv")
+    beta = 1434.49 / 2048
+    update = import_file(path, "kgen_test_update").update
+    _, state = update(q, k, v, b=torch.tensor([beta]), output_final_state=True)
+    (dv,) = torch.autograd.grad(state, v, x["change"])
+    key, value, change = (one.detach().double().squeeze() for one in (k, v, x["change"]))
+    wanted = {"final_state": beta * torch.outer(key, value), "dv": beta * key @ change}
+    found = {"final_state": state.detach().double().squeeze(), "dv": dv.double().squeeze()}
+    return {
+        name: float(((found[name] - want) * want).sum() / want.square().sum())
+        for name, want in wanted.items()
+    }

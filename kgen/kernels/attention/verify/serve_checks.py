@@ -98,7 +98,9 @@ def _writes_the_cache(subject: Subject, layout: str, number: int) -> None:
         if problem.kv_dtype is not None:
             own, most = serving.QUANTIZED[problem.kv_dtype]
             if setting:
-                own_scales[f"{x}_scale"] = new.float().abs().amax(-1) / most
+                largest = new.float().abs().amax(-1)
+                # On CUDA, PyTorch divides by a number through its rounded inverse.
+                own_scales[f"{x}_scale"] = largest / torch.full_like(largest, most)
             stored = serving.quantized(new, own_scales[f"{x}_scale"], problem.kv_dtype).to(own)
         pool = torch.zeros((4, 16, heads, width), device=device).to(stored.dtype)
         after = pool.clone()

@@ -127,17 +127,22 @@ def _terms(problem: Problem, inputs: Inputs, truth: Result) -> dict[str, Result]
 def _without_luck(
     problem: Problem, name: str, truth: Result, yardstick: Result, *, alike: bool
 ) -> Tensor:
-    """Return the eager gradient, with at least the error that the sum of its parts may have.
+    """Return the eager gradient of an input, with at least the error that it has without luck.
 
-    A buffer without tokens has few elements, each a sum over all tokens, whose errors may cancel by
-    chance. If errors are independent, their sum has the size of the root of the sum of squares.
-    Twice this size or the sum counts, as a share of the terms that is the same for all elements.
-    Tokens with equal keys are rounded `alike`: the sum of absolute errors counts.
+    - A buffer [T, HV] has at least the typical error of its chunks.
+    - A buffer without tokens has few elements, each a sum over all tokens, whose errors may cancel
+      by chance. If errors are independent, their sum has the size of the root of the sum of
+      squares. Twice this size or the sum counts, as a share of the terms that is the same for all
+      elements.
+    - Tokens with equal keys are rounded `alike`: the sum of absolute errors counts.
     """
     want, eager_value = truth.grads[name], yardstick.grads[name]
-    if name not in truth.parts:
+    shape = {buffer.name: buffer.shape for buffer in problem.buffers}.get(name)
+    if shape == ("T", "HV") and name in truth.natural:
+        found = (eager_value, yardstick.unrounded.get(name, eager_value))
+        return _typical(want, found, truth.natural[name], problem.chunk_size)
+    if name not in truth.parts or shape is None:
         return eager_value
-    (shape,) = (buffer.shape for buffer in problem.buffers if buffer.name == name)
     errors = yardstick.parts[name].double() - truth.parts[name]
     if len(shape) == 1:
         errors = errors.movedim(1, -1).flatten(0, 1)
@@ -148,6 +153,26 @@ def _without_luck(
         found = torch.maximum(errors.sum(0).abs(), errors.norm(dim=0)).expand_as(want)
         least = 2 * terms * (found / terms).square().mean().sqrt()
     return want + torch.maximum((eager_value.double() - want).abs(), least)
+
+
+def _typical(want: Tensor, eager_values: tuple[Tensor, ...], terms: Tensor, chunk: int) -> Tensor:
+    """Return an eager gradient of a buffer [T, HV] with errors of at least the typical size.
+
+    The gradient of a decay is a sum over later tokens of the chunk. So the tokens of a chunk and
+    head share most of their error. The few large chunks decide the whole error, and may have a
+    small one by chance. The typical error has the same share of the terms in every chunk and head.
+    Rounding to the dtype of the buffer may cancel an error, so the larger one of `eager_values`
+    counts.
+    """
+    errors = torch.stack([(one.double() - want).abs() for one in eager_values]).amax(0)
+    found, sizes = (
+        torch.stack([part.norm(dim=1) for part in x.split(chunk, 1)]) for x in (errors, terms)
+    )
+    there = sizes > 0
+    if not there.any() or not errors.any():
+        return eager_values[0]
+    typical = (found[there] / sizes[there]).square().mean().sqrt() * terms.norm()
+    return want + errors * (typical / errors.norm()).clamp_min(1.0)
 
 
 def _checked(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ def _leaves(inputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
 
 def _rounded(result: Result, inputs: Mapping[str, Tensor]) -> Result:
     grads = {name: x.to(inputs[name].dtype) for name, x in result.grads.items()}
-    return replace(result, grads=grads)
+    return replace(result, grads=grads, unrounded=result.grads)
 
 
 def chunked(one: Tokens, size: int) -> tuple[Tensor, Tensor]:
@@ -88,8 +89,29 @@ def _chunk(one: Tokens, rows: slice, state: Tensor) -> tuple[Tensor, Tensor]:
     pairs = _products(q, k, total, strict=False)
     o = (scaled(q, since) @ state.to(dtype)).float() + (pairs.to(dtype) @ new).float()
     added = (scaled(k, until).mT @ new).float()
-    kept = state if total is None else total[:, -1, :, None].exp() * state
+    kept = state if total is None else _Kept.apply(total[:, -1, :, None].exp(), state, dtype)
     return (one.scale * o).to(dtype), kept + added
+
+
+class _Kept(torch.autograd.Function):  # type: ignore[misc]
+    """The state after the decay of a chunk.
+
+    The gradient of the decay is a sum of products of the state and its gradient. Chunked kernels
+    read both from memory in the dtype of q. In float32, this term would have no error at all.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, decay: Tensor, state: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the product."""
+        ctx.save_for_backward(decay, state.to(dtype))
+        return decay * state
+
+    @staticmethod
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the gradients of the decay and of the state."""
+        decay, low = ctx.saved_tensors
+        products = low.float() * change.to(low.dtype).float()
+        return products.sum_to_size(decay.shape), decay * change, None
 
 
 def _products(a: Tensor, b: Tensor, total: Tensor | None, *, strict: bool) -> Tensor:

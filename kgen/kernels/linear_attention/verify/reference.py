@@ -47,6 +47,7 @@ class Result:
 
     `natural` has the gradients of buffers if no terms cancelled, from the recurrence only. `parts`
     has the gradients of buffers without tokens before the sum over tokens, [tokens, HV, columns].
+    `unrounded` has the gradients in float32 before they are stored, from the eager computation.
     """
 
     o: Tensor
@@ -54,6 +55,7 @@ class Result:
     grads: Mapping[str, Tensor] = field(default_factory=dict)
     natural: Mapping[str, Tensor] = field(default_factory=dict)
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    unrounded: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
