@@ -60,6 +60,8 @@ class OwnNames:
     kinds: Mapping[str, Kind]
     function: frozenset[str]
     """Names that an argument of the function would shadow."""
+    of_passes: Mapping[str, frozenset[str]]
+    """More of these names in the files of specs with a pass, by pass."""
     trees: frozenset[str]
     """Names of variables that plans add to the trees of a spec."""
 
@@ -68,14 +70,21 @@ class OwnNames:
 def own_names(kernel: str) -> OwnNames:
     """Return the names of a family's files; empty if the family has no `names.json`."""
     path = KERNELS / kernel / FILE
-    nothing: dict[str, Any] = {"kinds": {}, "function": [], "every": [], "trees": []}
+    nothing: dict[str, Any] = {
+        "kinds": {},
+        "function": [],
+        "of_passes": {},
+        "every": [],
+        "trees": [],
+    }
     found = json.loads(path.read_text()) if path.exists() else nothing
     every = {*found["every"], *found["trees"]}
     kinds = {kind: Kind((), frozenset()) for kind in KINDS}
     for kind, of in found["kinds"].items():
         own = of["own"] if kind == "name" else every
         kinds[kind] = Kind(tuple(of["forms"]), frozenset([*own, *map(_counted, own)]))
-    return OwnNames(kinds, frozenset(found["function"]), frozenset(found["trees"]))
+    of_passes = {name: frozenset(names) for name, names in found["of_passes"].items()}
+    return OwnNames(kinds, frozenset(found["function"]), of_passes, frozenset(found["trees"]))
 
 
 def _counted(name: str) -> str:
@@ -101,6 +110,8 @@ def named_apart(loaded: Loaded, more: frozenset[str] = frozenset()) -> Loaded:
     an argument would shadow. In a family without `names_give_way`, no name can be replaced.
     """
     own, yields = own_names(loaded.spec.kernel), family(loaded.spec.kernel).names_give_way
+    passes = getattr(loaded.spec, "passes", ())
+    function = own.function.union(*(own.of_passes.get(name, ()) for name in passes))
     taken: set[str] = set()
     other: dict[str, str] = {}
     wrong: list[str] = []
@@ -109,9 +120,7 @@ def named_apart(loaded: Loaded, more: frozenset[str] = frozenset()) -> Loaded:
         in_trees = own.trees if kind != "name" else frozenset[str]()
         while of.has(made := of.made(inner)) or made & taken or inner in more or inner in in_trees:
             inner += SUFFIX
-        if inner != name and (
-            kind == "name" or not yields or _called(loaded, name) in own.function
-        ):
+        if inner != name and (kind == "name" or not yields or _called(loaded, name) in function):
             wrong.append(name)
         elif inner != name:
             other[name] = inner

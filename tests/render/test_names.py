@@ -302,6 +302,8 @@ def test_own_names_are_as_collected(family: str, every: bool) -> None:
     if every:
         assert found == recorded
     assert {*found["function"]} <= {*recorded["function"]}
+    for name, names in found["of_passes"].items():
+        assert {*names} <= {*recorded["function"], *recorded["of_passes"][name]}
     assert found["trees"] == recorded["trees"]
     assert {*found["every"]} <= {*recorded["every"]}
     for kind, of in found["kinds"].items():

@@ -64,15 +64,22 @@ def rendered_apart(loaded: Loaded, *, single: bool = False) -> dict[str, str]:
         return render_spec(apart(loaded), single=single)
 
 
+OWN_FUNCTIONS = ("serve",)
+"""Passes with functions of their own, whose names other specs may use."""
+
+
 def collected(specs: Iterable[Loaded]) -> dict[str, Any]:
     """Return the content of `names.json` for the family of the specs."""
     forms: dict[str, set[str]] = defaultdict(set)
     own: dict[str, set[str]] = defaultdict(set)
-    function: set[str] = set()
+    function: dict[str, set[str]] = defaultdict(set)
     kernels: dict[str, set[str]] = defaultdict(set)
     for loaded in specs:
         for text in _files(loaded):
-            function |= _of_function(text)
+            passes = getattr(loaded.spec, "passes", ())
+            function[next((one for one in OWN_FUNCTIONS if one in passes), "")] |= _of_function(
+                text
+            )
             for kernel, names in _of_kernels(text):
                 kernels[kernel] |= names
             for scope in scopes(with_own_variables(text)):
@@ -97,7 +104,14 @@ def collected(specs: Iterable[Loaded]) -> dict[str, Any]:
         if "__" not in name
     }
     every |= {name for of in own.values() for name in of}
-    return {"kinds": kinds, "function": sorted(function), "every": sorted(every)}
+    always = function.pop("", set())
+    of_passes = {name: sorted(names - always) for name, names in sorted(function.items())}
+    return {
+        "kinds": kinds,
+        "function": sorted(always),
+        "of_passes": of_passes,
+        "every": sorted(every),
+    }
 
 
 def in_trees(family: str) -> list[str]:
