@@ -32,7 +32,7 @@ def sentences(kernel: str, summary: str) -> set[str]:
         if name == FILENAME:
             continue  # this file is the same in all folders
         if not name.endswith(".py"):
-            _, _, body = source.partition("// body: ")
+            _, _, body = source.partition("// body (hash of the text below): ")
             first = next(line for line in body.splitlines()[1:] if line).removeprefix("// ")
             found.add(first.removesuffix(OF_LAUNCHER))
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -184,7 +183,8 @@ def test_the_loop_stands_in_the_file(path: Path) -> None:
     for file, text in found:
         assert text.strip()
         emitted = (ROOT / "generated" / path.stem / file).read_text(encoding="utf-8")
-        assert any(textwrap.indent(text.rstrip("\n"), " " * n) in emitted for n in (0, 4))
+        # A file may break a line that an excerpt does not, because it is indented further.
+        assert "".join(text.split()) in "".join(emitted.split())
 
 
 HOSTILE = (

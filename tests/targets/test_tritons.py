@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -138,7 +139,8 @@ def test_every_launch_says_that_it_fuses() -> None:
                     # Attention in fp32 needs the same bits of a score in all of its kernels.
                     exact = path.parent.name == "causal_fp32"
                     assert given.get("enable_fp_fusion") == str(not exact), f"{path}:{call.lineno}"
-    assert launches >= len(FILES)
+    by_launch = [path for path in FILES if re.search(r"\b_launch\(", path.read_text())]
+    assert launches >= len(FILES) - len(by_launch)
 
 
 @pytest.fixture(scope="session")

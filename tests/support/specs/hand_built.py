@@ -62,6 +62,8 @@ def loaded(name: str, **changes: Any) -> Any:
         "aligned_to_end": False,
         "per_batch": False,
         "paged_kv": None,
+        "kv_dtype": None,
+        "deterministic": None,
     }
     spec = SimpleNamespace(**{**fields, **changes})
     return SimpleNamespace(

@@ -34,7 +34,7 @@ class Decoding(Template):
     function: Function
 
     def launch_functions(self) -> Iterable[str]:
-        return ("_layouts", "_tile")
+        return ("_launch", "_layouts", "_tile")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Backward(Template):
     """The gradient of each operand of forward, or None."""
 
     def launch_functions(self) -> Iterable[str]:
-        return ("_layouts", "_once", "_operator", "_register_autograd", "_tile")
+        return ("_launch", "_layouts", "_once", "_operator", "_register_autograd", "_tile")
 
 
 @dataclass(frozen=True)
