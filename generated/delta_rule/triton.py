@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 790248fadce0aa13
-# body (hash of the text below): c6272d75fcbbd6df
+# inputs (hash of spec and templates): e756ebc33c4da0ad
+# body (hash of the text below): b68290b92dbce6c9
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -27,7 +27,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("delta_rule: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

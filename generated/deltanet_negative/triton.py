@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c5a26c6b68634631
-# body (hash of the text below): d270ebdece18a11c
+# inputs (hash of spec and templates): f2ba08c78b8b1766
+# body (hash of the text below): b287ed4519699cae
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -29,7 +29,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("deltanet_negative: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

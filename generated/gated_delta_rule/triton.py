@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 50de210d5dddf5e5
-# body (hash of the text below): a060852cf6c5d26d
+# inputs (hash of spec and templates): 7ff1a7175c4defc5
+# body (hash of the text below): dc52bc1344941920
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,7 +28,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("gated_delta_rule: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 480345c41f66f56e
-# body (hash of the text below): db579b5ee2506fe8
+# inputs (hash of spec and templates): 94a23eba1d5ecb91
+# body (hash of the text below): 5fc5a1b2b3a036c1
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -26,7 +26,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("gla: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

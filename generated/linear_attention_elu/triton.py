@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): df21b67d35927917
-# body (hash of the text below): d85c45d542826a36
+# inputs (hash of spec and templates): e44c2e4d91804e82
+# body (hash of the text below): 1e7c35a51bcd507b
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -27,7 +27,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError(
         "linear_attention_elu: this file cannot run alone. Import its folder, or use `kgen render --single`",
