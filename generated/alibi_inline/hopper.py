@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b779a8d64270f37a
-# body (hash of the text below): 6258a20043d40c9d
+# inputs (hash of spec and templates): 97acf482276b81cd
+# body (hash of the text below): 870633ecee6acf1e
 """Causal attention with ALiBi slopes computed from the head's index.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -915,7 +915,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

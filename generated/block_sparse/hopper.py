@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3c9be37ae9140ff9
-# body (hash of the text below): de7803ebd663b525
+# inputs (hash of spec and templates): 8d83b3256d0a189f
+# body (hash of the text below): 73036e084dec3c1b
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -956,7 +956,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

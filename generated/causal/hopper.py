@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 42acdab9a9eb8678
-# body (hash of the text below): 89cf4563ddc2ed1f
+# inputs (hash of spec and templates): f168865da2b2121b
+# body (hash of the text below): 883cebdecd5261b2
 """Attention of every query to the keys up to its own position.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -884,7 +884,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

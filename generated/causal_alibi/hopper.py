@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e7ae59c22727dd58
-# body (hash of the text below): 947bebd9b594c036
+# inputs (hash of spec and templates): 87940a3434e57e35
+# body (hash of the text below): 46b516decf4b4ce1
 """Causal attention with ALiBi slopes read from a tensor.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -918,7 +918,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 388cb5475fc32514
-# body (hash of the text below): 6462f1367cf7af8c
+# inputs (hash of spec and templates): 7d0664721bba0ee9
+# body (hash of the text below): 521f32f7a2e7fea6
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -961,7 +961,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

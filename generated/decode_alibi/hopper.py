@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 660a70d2506dc276
-# body (hash of the text below): 9c955d51b26a75e6
+# inputs (hash of spec and templates): 2dcd478d7adc7c75
+# body (hash of the text below): 89a56fb1dd1c5f63
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -969,7 +969,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

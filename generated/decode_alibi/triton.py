@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 131cf2871a289454
-# body (hash of the text below): 7c1699d9a7d52409
+# inputs (hash of spec and templates): 847e8e93a5d70d68
+# body (hash of the text below): 060dceec09fcb9ab
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -647,9 +647,9 @@ def _descriptors(tile, *blocks):
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """Return the smallest number of splits that keeps the GPU at least 85 % as busy as the best number of splits.
+    """Return the smallest number of splits that keeps the GPU at least 85 % as busy as the best number.
 
-    Numbers are 1 to `most`. A wave is `at_once` programs, and the last wave may be partly empty.
+    The numbers are 1 to `most`. A wave is `at_once` programs, and the last wave may be partly empty.
     """
 
     def busy(splits):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): aa564b1bcc3a0a4a
-# body (hash of the text below): 1d5728728582c25a
+# inputs (hash of spec and templates): be58bac3778f7a4e
+# body (hash of the text below): ef22a15927dd02c3
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -398,9 +398,9 @@ def _descriptors(tile, *blocks):
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """Return the smallest number of splits that keeps the GPU at least 85 % as busy as the best number of splits.
+    """Return the smallest number of splits that keeps the GPU at least 85 % as busy as the best number.
 
-    Numbers are 1 to `most`. A wave is `at_once` programs, and the last wave may be partly empty.
+    The numbers are 1 to `most`. A wave is `at_once` programs, and the last wave may be partly empty.
     """
 
     def busy(splits):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 6139f217d067481a
-# body (hash of the text below): 02cd620632bf6d60
+# inputs (hash of spec and templates): c0757b23e7923ad5
+# body (hash of the text below): 1318fbb8df1070d3
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -279,9 +279,9 @@ _LIBRARY = _library("kgen_d79e0c87d1e23237", "decode_paged")
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """Return the smallest number of splits that keeps the GPU at least 85 % as busy as the best number of splits.
+    """Return the smallest number of splits that keeps the GPU at least 85 % as busy as the best number.
 
-    Numbers are 1 to `most`. A wave is `at_once` programs, and the last wave may be partly empty.
+    The numbers are 1 to `most`. A wave is `at_once` programs, and the last wave may be partly empty.
     """
 
     def busy(splits):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b1f7422483f6c932
-# body (hash of the text below): 67195376d159aae1
+# inputs (hash of spec and templates): 034ed6b1b0284038
+# body (hash of the text below): 97906be04c49fa58
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -412,9 +412,9 @@ def _descriptors(tile, *blocks):
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """Return the smallest number of splits that keeps the GPU at least 85 % as busy as the best number of splits.
+    """Return the smallest number of splits that keeps the GPU at least 85 % as busy as the best number.
 
-    Numbers are 1 to `most`. A wave is `at_once` programs, and the last wave may be partly empty.
+    The numbers are 1 to `most`. A wave is `at_once` programs, and the last wave may be partly empty.
     """
 
     def busy(splits):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f935a9354f9617ca
-# body (hash of the text below): ac1f6b328fbf544f
+# inputs (hash of spec and templates): 6ef19d3ea7524af3
+# body (hash of the text below): 683e89cee56fa598
 """Causal attention to every fourth position back from the query.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -883,7 +883,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): a913defcadd4e302
-# body (hash of the text below): 134674653979f04c
+# inputs (hash of spec and templates): 7ed1c6644111aed1
+# body (hash of the text below): 63e97e773e50db79
 """Attention of every query to every key.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -848,7 +848,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

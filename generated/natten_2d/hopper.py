@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 19a8ba61961be888
-# body (hash of the text below): c95589cacbe5e9b7
+# inputs (hash of spec and templates): c206cb9f0fb86bdf
+# body (hash of the text below): 8b8219a631ee93f4
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -926,7 +926,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 543e36e747fcef22
-# body (hash of the text below): 0667b256fffbf187
+# inputs (hash of spec and templates): fe77aaec04e8dca4
+# body (hash of the text below): 82771b28f3af9425
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -904,7 +904,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

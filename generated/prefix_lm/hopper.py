@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b57e13613e9d1ee5
-# body (hash of the text below): 993efa61726d5242
+# inputs (hash of spec and templates): e09149edd9d8eb90
+# body (hash of the text below): 5394addfc2a2c07d
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -896,7 +896,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

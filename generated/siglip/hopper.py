@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 0e2ef42021dad811
-# body (hash of the text below): bdbb603ee156eeb6
+# inputs (hash of spec and templates): a9898896ec0f9b55
+# body (hash of the text below): 91a38b1e8c0364e7
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -848,7 +848,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

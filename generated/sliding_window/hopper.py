@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 39e5de16344e2b43
-# body (hash of the text below): 5e44b5afda36e24f
+# inputs (hash of spec and templates): 0c0823c6c2207e80
+# body (hash of the text below): b8caef5f159a3a8b
 """Causal attention to the last 1024 positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -925,7 +925,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ab27df54269c5c97
-# body (hash of the text below): 0f0b2cf842380c14
+# inputs (hash of spec and templates): 0a9048c2deb21368
+# body (hash of the text below): 22dddf296a9da791
 """Causal attention whose scores saturate smoothly at 30.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -916,7 +916,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()

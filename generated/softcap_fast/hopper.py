@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 304627e7d71cea0c
-# body (hash of the text below): 12c94812a345e385
+# inputs (hash of spec and templates): 9d9d0fb3ddae2d5f
+# body (hash of the text below): 57804ff94e2457d5
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -872,7 +872,7 @@ def _backward_hopper_kernel(
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
         # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
-        # memory as an mbarrier, and changes it when the GPU switches to another process and back.
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
