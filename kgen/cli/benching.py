@@ -28,7 +28,7 @@ Against = Annotated[
         "flex-flash is flex with the FlashAttention backend. "
         "sdpa is PyTorch's scaled_dot_product_attention. "
         "varlen is PyTorch's varlen_attn. "
-        "kgen-triton is kgen without its kernels for Hopper GPUs. "
+        "kgen-triton is kgen, but only its portable kernels (triton.py). "
         "For norms: torch, compile, liger, quack, copy. "
         "torch is rms_norm or layer_norm of torch.nn.functional. "
         "compile is torch.compile of eager. "
@@ -52,7 +52,8 @@ def bench(
             "For attention: BATCHxHEADSxLENGTH, such as 2x16x8192. For norms: ROWSxWIDTH. "
             "For linear_attention: BATCHxTOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS. "
             "For chunk_output: TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS. "
-            "HEADS are heads of q and k, VALUE_HEADS of v.",
+            "HEADS are heads of q and k, VALUE_HEADS of v. "
+            "Without them: 16 and 32, or the heads of the spec.",
         ),
     ] = None,
     first_call: Annotated[

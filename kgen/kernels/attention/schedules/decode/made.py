@@ -35,7 +35,7 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
             kind="decode",
             words='"decode": the kernels that may split the keys'
             + (
-                ", for few queries, or if Hopper kernels cannot run"
+                ", for few queries, or if no other kernels can run"
                 if plan.alone
                 else f", for at most {MOST_QUERIES} queries"
             ),
