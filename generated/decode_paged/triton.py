@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): c0757b23e7923ad5
-# body (hash of the text below): 1318fbb8df1070d3
+# body (hash of the text below): 3013d398a71b2387
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -470,7 +470,7 @@ def decode_paged_kernels(q, k, v):
 
     Possible values:
     "hopper": the kernels for compute capability 9.0;
-    "decode": the kernels that may split the keys, for few queries, or if Hopper kernels cannot run.
+    "decode": the kernels that may split the keys, for few queries, or if no other kernels can run.
     """
     if q.shape[2] <= 64:
         return {"forward": "decode"}
