@@ -245,7 +245,7 @@ class Launcher:
             dtype=spec.dtype,
             kv_shapes=self.interface.kv_shapes(),
             gqa_words=self.interface.gqa_words(),
-            last_stride=str(self.interface.widest_step()),
+            last_stride=self.interface.widest_step(),
             argument_words=self.interface.all_argument_words(),
             dead_row="zeros and its sink; exp(sink) is a term of the sum"
             if spec.sinks
