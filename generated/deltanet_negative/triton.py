@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f2ba08c78b8b1766
-# body (hash of the text below): b287ed4519699cae
+# inputs (hash of spec and templates): 9602ddbc0d4a9c59
+# body (hash of the text below): 5e56245781f2ebf9
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -985,8 +985,9 @@ def deltanet_negative(q, k, v, *, b, scale=None, initial_state=None, output_fina
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     b: [B, T, HV] bfloat16, used by beta.
     scale: multiplies q; 1 / sqrt(128) by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
@@ -1081,8 +1082,9 @@ def deltanet_negative_decode(q, k, v, state, *, b, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
     b: [B, T, HV] bfloat16, used by beta.
     scale: multiplies q; 1 / sqrt(128) by default.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 7ff1a7175c4defc5
-# body (hash of the text below): dc52bc1344941920
+# inputs (hash of spec and templates): d5515e3f7223a70d
+# body (hash of the text below): 4bb036235d718de8
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -1065,8 +1065,9 @@ def gated_delta_rule(q, k, v, *, a, a_log, dt_bias, b, scale=None, initial_state
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 2 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 2 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     a: [B, T, HV] bfloat16, used by decay.
     a_log: [HV] float32, used by decay.
     dt_bias: [HV] float32, used by decay.
@@ -1178,8 +1179,9 @@ def gated_delta_rule_decode(q, k, v, state, *, a, a_log, dt_bias, b, scale=None)
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 2 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 2 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
     a: [B, T, HV] bfloat16, used by decay.
     a_log: [HV] float32, used by decay.

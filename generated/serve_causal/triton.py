@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d624c0006ed7f89c
-# body (hash of the text below): cb9a0ca657ed1e1a
+# inputs (hash of spec and templates): 29561da617065d69
+# body (hash of the text below): 521f9f01fba84fea
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -632,7 +632,8 @@ def serve_causal_serve(
     """Attention of packed queries over a paged cache: decodes, chunks of prompts and whole prompts in one call.
 
     q [T, HQ, 128], bf16: the new queries of all sequences, end to end. HQ is a multiple of HKV.
-    k_pages [pages, page_size, HKV, 128], v_pages [pages, page_size, HKV, 128], bf16, any strides.
+    k_pages [pages, page_size, HKV, 128], v_pages [pages, page_size, HKV, 128], bf16.
+    The strides of q and the pages may be any, but the last stride at most 2**24.
     kv_layout: "NHD", or "HND" for pages [pages, HKV, page_size, D].
     block_table: [B, n] int32, the page indices of each sequence in order.
     seq_lens: [B] int32, the number of keys of each sequence, with its new tokens.

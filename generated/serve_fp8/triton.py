@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): feb9a9fa1728a660
-# body (hash of the text below): 820832dfc84a4cca
+# inputs (hash of spec and templates): 91011dd85dfa4585
+# body (hash of the text below): fec259342c94e7f4
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -726,7 +726,8 @@ def serve_fp8_serve(
     """Attention of packed queries over a paged cache: decodes, chunks of prompts and whole prompts in one call.
 
     q [T, HQ, 128], bf16: the new queries of all sequences, end to end. HQ is a multiple of HKV.
-    k_pages [pages, page_size, HKV, 128], v_pages [pages, page_size, HKV, 128], fp8_e4m3, any strides.
+    k_pages [pages, page_size, HKV, 128], v_pages [pages, page_size, HKV, 128], fp8_e4m3.
+    The strides of q and the pages may be any, but the last stride at most 2**24.
     kv_layout: "NHD", or "HND" for pages [pages, HKV, page_size, D].
     block_table: [B, n] int32, the page indices of each sequence in order.
     seq_lens: [B] int32, the number of keys of each sequence, with its new tokens.

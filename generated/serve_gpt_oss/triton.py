@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): fbdba2895a530160
-# body (hash of the text below): c5892830221805a6
+# inputs (hash of spec and templates): 291ff3ff651824b7
+# body (hash of the text below): fac860093c08405a
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -639,7 +639,8 @@ def serve_gpt_oss_serve(
     """Attention of packed queries over a paged cache: decodes, chunks of prompts and whole prompts in one call.
 
     q [T, HQ, 64], bf16: the new queries of all sequences, end to end. HQ is 8 times HKV.
-    k_pages [pages, page_size, HKV, 64], v_pages [pages, page_size, HKV, 64], bf16, any strides.
+    k_pages [pages, page_size, HKV, 64], v_pages [pages, page_size, HKV, 64], bf16.
+    The strides of q and the pages may be any, but the last stride at most 2**25.
     kv_layout: "NHD", or "HND" for pages [pages, HKV, page_size, D].
     block_table: [B, n] int32, the page indices of each sequence in order.
     seq_lens: [B] int32, the number of keys of each sequence, with its new tokens.

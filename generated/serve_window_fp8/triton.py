@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 1696e9cbabb98661
-# body (hash of the text below): aefa2e727a45fc2c
+# inputs (hash of spec and templates): 8dee9155583c4cee
+# body (hash of the text below): c5c376bb7285bb1e
 """Serving over a KV cache in FP8, with sinks and a window that the call sets.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -736,7 +736,8 @@ def serve_window_fp8_serve(
     """Attention of packed queries over a paged cache: decodes, chunks of prompts and whole prompts in one call.
 
     q [T, HQ, 64], bf16: the new queries of all sequences, end to end. HQ is a multiple of HKV.
-    k_pages [pages, page_size, HKV, 64], v_pages [pages, page_size, HKV, 64], fp8_e4m3, any strides.
+    k_pages [pages, page_size, HKV, 64], v_pages [pages, page_size, HKV, 64], fp8_e4m3.
+    The strides of q and the pages may be any, but the last stride at most 2**25.
     kv_layout: "NHD", or "HND" for pages [pages, HKV, page_size, D].
     block_table: [B, n] int32, the page indices of each sequence in order.
     seq_lens: [B] int32, the number of keys of each sequence, with its new tokens.
