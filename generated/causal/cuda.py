@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 30880b1c26b55c01
-# body (hash of the text below): be20852f22484c63
+# inputs (hash of spec and templates): d46604654809b389
+# body (hash of the text below): 5f548aa61df3ae01
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -22,7 +22,7 @@ import functools
 import os
 from typing import Optional
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("causal_delta: this file cannot run alone. Import its folder")
 

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): cef5ebbf8c07ee3b
-# body (hash of the text below): 61ce9ba33114a05d
+# inputs (hash of spec and templates): be58bac3778f7a4e
+# body (hash of the text below): ef22a15927dd02c3
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx
     q_idx of query i = kv_lens[b] - SQ + i
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
+    HQ is 4 times HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -22,7 +23,7 @@ import functools
 import math
 import warnings
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("decode_gqa: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -49,7 +50,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
@@ -89,7 +90,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
+    wrap = tl.maximum(n_tiles, 1)  # at least 1: Triton may compute `% wrap` even if the loop has no tile
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
@@ -186,7 +187,10 @@ def _forward_kernel(
 
 @triton.jit
 def _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr):
-    """Return the range of KV tiles that some query of the row tile sees: the first, and one past the last."""
+    """Return the range of KV tiles that the queries of a row tile see: the first tile, and one past the last.
+
+    A row is a (query, query head) pair. A row tile is BLOCK_M rows.
+    """
     kv_hi = tl.minimum(
         tl.minimum(
             tl.load(kv_lens_ptr + b * stride_kv_lens_0), q_last + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ
@@ -267,7 +271,7 @@ def _decode_kernel(
 ):
     """Compute BLOCK_M rows of one (b, KV head) over one split of the keys.
 
-    A row is a (query, query head) pair. Here, q_idx counts the queries of the call from 0.
+    In this kernel, q_idx is the index of a query in the call, not its position in the sequence.
     """
     HKV = HQ // GQA
     row_tiles = tl.cdiv(SQ * GQA, BLOCK_M)
@@ -345,7 +349,7 @@ def _combine_kernel(
     h = row // SQ % HQ
     b = row // (SQ * HQ)
     offs_d = tl.arange(0, 128)
-    # The tile of this row in _decode_kernel.
+    # Find the row tile of this row in _decode_kernel: the splits depend on it.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
     counts = _splits_by_batch(q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N)
@@ -394,9 +398,9 @@ def _descriptors(tile, *blocks):
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """Return the smallest number of splits, at most `most`, that keeps the GPU nearly as busy as the best number.
+    """Return the smallest number of splits that keeps the GPU at least 85 % as busy as the best number.
 
-    A wave is `at_once` programs, and the last wave may be partly empty. Nearly means at least 85 %.
+    The numbers are 1 to `most`. A wave is `at_once` programs, and the last wave may be partly empty.
     """
 
     def busy(splits):
@@ -422,7 +426,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
     if programs < 4 * at_once:
-        splits = max(splits, min(most, 2))  # per sequence on average: long sequences use slots that short ones leave
+        splits = max(splits, min(most, 2))  # an average: with 2, long sequences get splits that short ones leave
     part = part_lse = None
     if splits > 1:
         part = q.new_empty((B * splits, HQ, SQ, 128), dtype=torch.float32)
@@ -472,7 +476,7 @@ def _portable_because(device):
 
 
 def _on_hopper(*tensors):
-    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
     return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
@@ -523,13 +527,14 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, scale: flo
 def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
     """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is 4 times HKV.
-    kv_lens: [B] int32, number of keys per sequence, at most SK. Keys past it are not read.
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16; HQ is 4 times HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**24.
+    kv_lens: [B] int32, number of keys per sequence, at most SK; not checked. Later keys are not read.
     Query i has position kv_lens[b] - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true. lse [B, HQ, SQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """
@@ -584,7 +589,7 @@ def decode_gqa_kernels(q, k, v):
     Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run;
-    "decode": the kernels for few queries, which may split the keys.
+    "decode": the kernels that may split the keys, for at most 64 queries.
     """
     if q.shape[2] <= 64:
         return {"forward": "decode"}

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c5a26c6b68634631
-# body (hash of the text below): d270ebdece18a11c
+# inputs (hash of spec and templates): 9602ddbc0d4a9c59
+# body (hash of the text below): 5e56245781f2ebf9
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -29,7 +29,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("deltanet_negative: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -985,8 +985,9 @@ def deltanet_negative(q, k, v, *, b, scale=None, initial_state=None, output_fina
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     b: [B, T, HV] bfloat16, used by beta.
     scale: multiplies q; 1 / sqrt(128) by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
@@ -1081,8 +1082,9 @@ def deltanet_negative_decode(q, k, v, state, *, b, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
     b: [B, T, HV] bfloat16, used by beta.
     scale: multiplies q; 1 / sqrt(128) by default.

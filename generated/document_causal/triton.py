@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 809c2f59f14544b5
-# body (hash of the text below): 053285d890fb07fa
+# inputs (hash of spec and templates): 2ab2835e503a05bd
+# body (hash of the text below): 04acc20655fdb6e2
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = doc[q_idx] == doc[kv_idx] and q_idx >= kv_idx
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
+    HQ is equal to HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -22,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("document_causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -50,7 +51,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=3, TMA=True)),
@@ -508,7 +509,7 @@ def _portable_because(device):
 
 
 def _on_hopper(*tensors):
-    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
     return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
@@ -644,12 +645,13 @@ _register_autograd(_LIBRARY, "document_causal", _out_and_lse_op, _backward, _sav
 def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
     """Causal self-attention within each document of a packed sequence.
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16; HQ is equal to HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**24.
     doc: [SQ] int32, ascending, used by mask_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true. lse [B, HQ, SQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

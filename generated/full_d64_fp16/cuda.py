@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8b4a135e4be970be
-# body (hash of the text below): 9de1ecb49bac95a9
+# inputs (hash of spec and templates): b81b5997e15cca07
+# body (hash of the text below): 4dcbda049189af8c
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -22,7 +22,7 @@ import functools
 import os
 from typing import Optional
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("full_d64_fp16_delta: this file cannot run alone. Import its folder")
 

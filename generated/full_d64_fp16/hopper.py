@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 455d639c839406ec
-# body (hash of the text below): 7751b7b8ad95ba78
+# inputs (hash of spec and templates): 4e41135811d668c9
+# body (hash of the text below): f3dcd8f9f0208d2d
 """Attention of every query to every key, heads of 64 in fp16.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -32,8 +32,8 @@ async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy
 # Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows 16w + l // 4 and
 # 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-# Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
-# 16w + l // 4 + 8.
+# Four partial sums of the softmax denominator per row, one per thread of a quad. Lane l of warp w owns column l % 4 of
+# rows 16w + l // 4 and 16w + l // 4 + 8.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
@@ -50,7 +50,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
 # the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
 # of slots in shared memory. Each consumer computes 64 rows of a tile.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
@@ -153,7 +153,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
-    # for the release of tile i - n. A ring with SLOTS slots makes the same wait before it loads tile `after`.
+    # for the release of tile i - n. Tile `after` = i - n + SLOTS has the same barrier, and the same parity of the wait.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -407,7 +407,10 @@ def _forward_hopper_kernel(
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
+    """Compute out and base-2 log-sum-exp.
+
+    A tile has BLOCK_M query rows of one (b, h). A program processes many tiles.
+    """
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 3), 3, 1, 1)
     kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS))
@@ -479,6 +482,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
+        # "The next kernel" below is the kernel that writes dq.
         gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
@@ -615,8 +619,8 @@ def _dkdv_hopper_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots:
-    halves of K and V of two tiles."""
+    """Compute dk and dv. A tile has BLOCK_N keys of one head of k and v. A program processes many tiles. One ring has
+    eight slots: halves of K and V of two tiles."""
     problem = Problem(B, HQ, SQ, SK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
     q_slots = QuerySlots(
@@ -643,8 +647,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
-    launcher allocates the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs.
+    triton.py allocates the other tensors, such as out and dq, with valid strides."""
 
     def __post_init__(self):
         pass
@@ -681,7 +685,8 @@ def _gluon_rows(x, n):
 
 
 def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dk, dv):
-    """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
+    """Launch the kernels that write the gradients, after the kernel that computes delta. lse and delta are float32
+    [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     # Each tensor has one descriptor, for tiles of 64 rows. Kernels load larger tiles in halves.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4cd6ec62c29de11e
-# body (hash of the text below): e213442b73887324
+# inputs (hash of spec and templates): bd21dacbd651161f
+# body (hash of the text below): 0100601b7802f4b8
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("fused_add_rms_norm: this file cannot run alone. Import its folder")
 

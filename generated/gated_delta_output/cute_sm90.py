@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b476544b301e90b3
-# body (hash of the text below): 8c007c95582dab18
+# inputs (hash of spec and templates): ba78e39d92a40cb7
+# body (hash of the text below): 18318606066aa453
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -32,7 +32,7 @@ import math
 import tempfile
 from array import array
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("gated_delta_output: this file cannot run alone. Import its folder")
 

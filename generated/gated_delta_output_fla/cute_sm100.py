@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ebee275da74b3a9c
-# body (hash of the text below): 06a62d0e01bbccb3
+# inputs (hash of spec and templates): 207198b2903df68e
+# body (hash of the text below): cbb3a752993fef52
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -43,7 +43,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("gated_delta_output_fla: this file cannot run alone. Import its folder")
 

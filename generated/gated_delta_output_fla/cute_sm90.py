@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 86828cf7fdea5f90
-# body (hash of the text below): 904da186c53728d2
+# inputs (hash of spec and templates): 10165b759b30b201
+# body (hash of the text below): f58aa570473ccae1
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -36,7 +36,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("gated_delta_output_fla: this file cannot run alone. Import its folder")
 

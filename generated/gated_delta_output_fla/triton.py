@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e4c5e60fbebbdee9
-# body (hash of the text below): 2b6d0666a0745dc3
+# inputs (hash of spec and templates): 878bdfb78ab4012d
+# body (hash of the text below): e5de7fc1812da7db
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError(
         "gated_delta_output_fla: this file cannot run alone. Import its folder, or use `kgen render --single`",

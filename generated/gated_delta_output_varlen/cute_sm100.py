@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ee6d62a4f62f1c46
-# body (hash of the text below): 007c8ddca8b66cbd
+# inputs (hash of spec and templates): 3376eb194e3628d4
+# body (hash of the text below): bc77e106b8b8ccde
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -45,7 +45,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("gated_delta_output_varlen: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 61779ddc15901b19
-# body (hash of the text below): 4e7cdea28863f174
+# inputs (hash of spec and templates): bf061dafa183a368
+# body (hash of the text below): 305cc33f664441d1
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -38,7 +38,7 @@ import tempfile
 from array import array
 from typing import Optional
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("gated_delta_output_varlen: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 50de210d5dddf5e5
-# body (hash of the text below): a060852cf6c5d26d
+# inputs (hash of spec and templates): d5515e3f7223a70d
+# body (hash of the text below): 4bb036235d718de8
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,7 +28,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("gated_delta_rule: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -1065,8 +1065,9 @@ def gated_delta_rule(q, k, v, *, a, a_log, dt_bias, b, scale=None, initial_state
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 2 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 2 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     a: [B, T, HV] bfloat16, used by decay.
     a_log: [HV] float32, used by decay.
     dt_bias: [HV] float32, used by decay.
@@ -1178,8 +1179,9 @@ def gated_delta_rule_decode(q, k, v, state, *, a, a_log, dt_bias, b, scale=None)
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 2 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 2 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
     a: [B, T, HV] bfloat16, used by decay.
     a_log: [HV] float32, used by decay.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4d55e3e1014aa195
-# body (hash of the text below): 7fe93ee2a669f050
+# inputs (hash of spec and templates): 101766d34f5d973e
+# body (hash of the text below): 32a96c93e174564c
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f5c3d8ddfea0668c
-# body (hash of the text below): 22d7758b8c3535d2
+# inputs (hash of spec and templates): 471e6aac6420c38f
+# body (hash of the text below): 3b796050c226dede
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -32,8 +32,8 @@ async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy
 # Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows 16w + l // 4 and
 # 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
-# Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
-# 16w + l // 4 + 8.
+# Four partial sums of the softmax denominator per row, one per thread of a quad. Lane l of warp w owns column l % 4 of
+# rows 16w + l // 4 and 16w + l // 4 + 8.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
@@ -50,7 +50,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
 # the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
 # of slots in shared memory. Each consumer computes 64 rows of a tile.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
@@ -153,7 +153,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
-    # for the release of tile i - n. A ring with SLOTS slots makes the same wait before it loads tile `after`.
+    # for the release of tile i - n. Tile `after` = i - n + SLOTS has the same barrier, and the same parity of the wait.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -358,10 +358,8 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for the scores of a tile and return P, m_i and the next l_i.
-
-    At most PENDING later products stay in flight.
-    """
+    """Wait for the scores of a tile and return P, m_i and the next l_i. At most PENDING later products stay in flight.
+    PENDING is 0 for the first KV tile of a tile of queries."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
@@ -432,8 +430,8 @@ def _hopper_consumer(
         acc = gl.full([OWN_M, 256], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
-        # The producer publishes tiles for both halves of the rows. Find the tiles that this half needs, and the tiles
-        # that it masks.
+        # The published range of KV tiles is for all BLOCK_M rows. Find the part of it that this half of the rows needs,
+        # and the tiles that it masks.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
         own_hi = gl.minimum(q_last + 1, problem.SK)
@@ -491,7 +489,10 @@ def _forward_hopper_kernel(
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
+    """Compute out and base-2 log-sum-exp.
+
+    A tile has BLOCK_M query rows of one (b, h). A program processes many tiles.
+    """
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS))
@@ -598,8 +599,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(q_idx, core_scale, qk_scale, problem.SK)
         dq = gl.full([OWN_M, 256], 0.0, gl.float32, layout=OUT)
-        # The producer publishes tiles for both halves of the rows. Find the tiles that this half needs, and the tiles
-        # that it masks.
+        # The published range of KV tiles is for all BLOCK_M rows. Find the part of it that this half of the rows needs,
+        # and the tiles that it masks.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
         own_hi = gl.minimum(q_last + 1, problem.SK)
@@ -677,7 +678,7 @@ def _dq_hopper_producer(
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: the next kernel waits only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: later kernels in the stream wait only for dq
 
 
 @gluon.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
@@ -686,7 +687,7 @@ def _dq_hopper_kernel(
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dq. A program processes tiles of BLOCK_M query rows of one (b, h)."""
+    """Compute dq. A tile has BLOCK_M query rows of one (b, h). A program processes many tiles."""
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     do_ring = _ring(_slots(do_desc, 2), 2, 1, 1)
@@ -764,6 +765,7 @@ def _dkdv_hopper_producer(
             if g == 0:
                 _producer_load(kv_ring, 2 * done, args.k_desc, [b, h_kv, kv_start, 0])
                 _producer_load(kv_ring, 2 * done + 1, args.v_desc, [b, h_kv, kv_start, 0])
+            # "The next kernel" below is the kernel that writes dq.
             gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             for j in range(n_tiles):
@@ -926,7 +928,8 @@ def _dkdv_hopper_kernel(
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has K and V."""
+    """Compute dk and dv. A tile has BLOCK_N keys of one head of k and v. A program processes many tiles.
+    One ring has K and V."""
     problem = Problem(B, HQ, SQ, SK, scale)
     kv_ring = _ring(_slots(k_desc, 2), 2, 1, 1)
     q_slots = QuerySlots(
@@ -961,8 +964,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
-    launcher allocates the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs.
+    triton.py allocates the other tensors, such as out and dq, with valid strides."""
 
     def __post_init__(self):
         pass
@@ -999,7 +1002,8 @@ def _gluon_rows(x, n):
 
 
 def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq, dk, dv):
-    """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
+    """Launch the kernels that write the gradients, after the kernel that computes delta. lse and delta are float32
+    [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     # Each tensor has one descriptor, for tiles of 64 rows. Kernels load larger tiles in halves.

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): a4d7d9a6de9206d3
-# body (hash of the text below): a2fe238d6b08b752
+# inputs (hash of spec and templates): f00bb21286e875fc
+# body (hash of the text below): 24fa8bcba65398ca
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
     score_mod = 50.0 * tanh(score / 50.0)
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 4096
     q [B, HQ, SQ, 256], k [B, HKV, SK, 256], v [B, HKV, SK, 256] -> out [B, HQ, SQ, 256], bf16
+    HQ is 2 times HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -23,7 +24,7 @@ import math
 import warnings
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("gemma2: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -53,7 +54,7 @@ LOG2E = tl.constexpr(math.log2(math.e))
 CAP = tl.constexpr(50.0)
 WINDOW = tl.constexpr(4096)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=True)),
@@ -494,7 +495,7 @@ def _portable_because(device):
 
 
 def _on_hopper(*tensors):
-    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
     return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
@@ -629,11 +630,12 @@ _register_autograd(_LIBRARY, "gemma2", _out_and_lse_op, _backward, _save_for_bac
 def gemma2(q, k, v, *, scale=None, return_lse=False):
     """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
-    q [B, HQ, SQ, 256], k [B, HKV, SK, 256], v [B, HKV, SK, 256], bf16, any strides; HQ is 2 times HKV.
+    q [B, HQ, SQ, 256], k [B, HKV, SK, 256], v [B, HKV, SK, 256], bf16; HQ is 2 times HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**23.
     scale: multiplies q @ k^T, positive; 1 / sqrt(256) by default.
 
-    Returns out [B, HQ, SQ, 256], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 256], or (out, lse) if return_lse is true. lse [B, HQ, SQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

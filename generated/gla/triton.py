@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 480345c41f66f56e
-# body (hash of the text below): db579b5ee2506fe8
+# inputs (hash of spec and templates): 4ccb845b4050ab21
+# body (hash of the text below): 5ef47266b2e346ac
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -26,7 +26,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("gla: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -843,8 +843,9 @@ def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False)
 
     K is 128, V is 256.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     g: [B, T, HV, K] bfloat16, used by decay.
     scale: multiplies q; 1 / sqrt(128) by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
@@ -933,8 +934,9 @@ def gla_decode(q, k, v, state, *, g, scale=None):
 
     K is 128, V is 256.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
     g: [B, T, HV, K] bfloat16, used by decay.
     scale: multiplies q; 1 / sqrt(128) by default.

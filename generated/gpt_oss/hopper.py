@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): fd87a469e9d943f8
-# body (hash of the text below): daab2cdf0a7d8ef7
+# inputs (hash of spec and templates): bf5d8a07820a629d
+# body (hash of the text below): 21fb3c8dc38bfeee
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -45,7 +45,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
 # the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
 # of slots in shared memory. Each consumer computes 64 rows of a tile.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
@@ -260,6 +260,7 @@ def _dkdv_hopper_producer(
                     first = kv_start + half * (BLOCK_N // 2)
                     _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
                     _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
+            # "The next kernel" below is the kernel that writes dq.
             gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             for j in range(n_tiles):
@@ -380,7 +381,7 @@ def _dkdv_hopper_consumer(
         for g in range(GQA):
             h = h_kv * GQA + g
             fixed = DkdvFixed(kv_idx, qk_scale, problem.SQ)
-            # The producer publishes tiles for both halves of the keys. Find the tiles that this half needs.
+            # The published range of query tiles is for all BLOCK_N keys. Find the part of it that this half needs.
             kv_last = gl.minimum(kv_start + OWN_N, problem.SK) - 1
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, problem.SQ)
@@ -416,8 +417,8 @@ def _dkdv_hopper_kernel(
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots:
-    halves of K and V of two tiles."""
+    """Compute dk and dv. A tile has BLOCK_N keys of one head of k and v. A program processes many tiles. One ring has
+    eight slots: halves of K and V of two tiles."""
     problem = Problem(B, HQ, SQ, SK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
     q_slots = QuerySlots(
@@ -446,8 +447,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
-    launcher allocates the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs.
+    triton.py allocates the other tensors, such as out and dq, with valid strides."""
 
     def __post_init__(self):
         pass
@@ -467,7 +468,8 @@ def _gluon_rows(x, n):
 
 
 def backward_on_hopper(layouts, q, k, v, sinks, scale, dout, lse, delta, counters, dk, dv):
-    """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
+    """Launch the kernels that write the gradients, after the kernel that computes delta. lse and delta are float32
+    [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     # Each tensor has one descriptor, for tiles of 64 rows. Kernels load larger tiles in halves.

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 82c53ea9f77031f6
-# body (hash of the text below): 7f252f12473d76ba
+# inputs (hash of spec and templates): 630d0ad46f76877b
+# body (hash of the text below): 9b7b15003dcd4ec9
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 128
     softmax: exp(sinks[h]) is one more term of each row's sum, without a value
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64] -> out [B, HQ, SQ, 64], bf16
+    HQ is 8 times HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -23,7 +24,7 @@ import math
 import warnings
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("gpt_oss: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -52,7 +53,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(128)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
@@ -483,7 +484,7 @@ def _portable_because(device):
 
 
 def _on_hopper(*tensors):
-    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
     return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
@@ -621,12 +622,14 @@ _register_autograd(_LIBRARY, "gpt_oss", _out_and_lse_op, _backward, _save_for_ba
 def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
     """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
-    q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], bf16, any strides; HQ is 8 times HKV.
+    q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], bf16; HQ is 8 times HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**25.
     sinks: [HQ] float32, bfloat16 or float16, logits in the softmax that have no row of v.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
-    Returns out [B, HQ, SQ, 64], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and its sink.
+    Returns out [B, HQ, SQ, 64], or (out, lse) if return_lse is true. lse [B, HQ, SQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and its
+    sink; exp(sink) is a term of the sum.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

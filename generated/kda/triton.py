@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 81062d46eaa4e42c
-# body (hash of the text below): 8c76be8388869499
+# inputs (hash of spec and templates): 894546110b475e21
+# body (hash of the text below): 25eeae0a49e56dc4
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,7 +28,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("kda: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -1210,8 +1210,9 @@ def kda(q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     g: [B, T, HV, K] bfloat16, used by decay.
     a_log: [HV] float32, used by decay.
     dt_bias: [HV, K] float32, used by decay.
@@ -1317,8 +1318,9 @@ def kda_decode(q, k, v, state, *, g, a_log, dt_bias, b, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
     g: [B, T, HV, K] bfloat16, used by decay.
     a_log: [HV] float32, used by decay.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 07614081790dac48
-# body (hash of the text below): 9ce06c67159c5586
+# inputs (hash of spec and templates): d754b9af43bcb4b8
+# body (hash of the text below): 843086ff12ed7153
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3a8370737bec541d
-# body (hash of the text below): 5aa316f6bd1c9c8c
+# inputs (hash of spec and templates): 563be00844229416
+# body (hash of the text below): 6378739af434f710
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 47c1e19e44aa6a58
-# body (hash of the text below): 33267a2578c6efb2
+# inputs (hash of spec and templates): 0ff86364cfe3758b
+# body (hash of the text below): ca38ab19cedb476a
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder")
 

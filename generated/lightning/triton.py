@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e1b55bf0f89418d3
-# body (hash of the text below): aa3697062087e904
+# inputs (hash of spec and templates): f43f206ed7b3b7ca
+# body (hash of the text below): 3b01e3986fa7befe
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,7 +28,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("lightning: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -763,8 +763,9 @@ def lightning(q, k, v, *, slope, scale=None, initial_state=None, output_final_st
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     slope: [HV] float32, used by decay.
     scale: multiplies q; 1.0 by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
@@ -855,8 +856,9 @@ def lightning_decode(q, k, v, state, *, slope, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
     slope: [HV] float32, used by decay.
     scale: multiplies q; 1.0 by default.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): df21b67d35927917
-# body (hash of the text below): d85c45d542826a36
+# inputs (hash of spec and templates): c123e9257cdd3795
+# body (hash of the text below): ad3897fb34752a8e
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -27,7 +27,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError(
         "linear_attention_elu: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -779,8 +779,9 @@ def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None,
 
     K is 64, V is 64.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
     Rows of o for tokens after the last sequence are zeros. The values are on the device and are not checked. With
     invalid
@@ -886,8 +887,9 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
 
     K is 64, V is 64.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [N, HV, K, V] float32, any strides, the state of each sequence, updated in place.
     cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
     Rows of o for tokens after the last sequence are zeros. The values are on the device and are not checked. With

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 775461d21a4aef63
-# body (hash of the text below): c5beb6ecb7a63e37
+# inputs (hash of spec and templates): 00e94c4ef542018a
+# body (hash of the text below): baa91bba6723bc0e
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -29,7 +29,7 @@ import functools
 import tempfile
 from array import array
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 

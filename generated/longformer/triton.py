@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c8534344f9019044
-# body (hash of the text below): 2a6f14de8f6d0466
+# inputs (hash of spec and templates): b65bf98546e9b939
+# body (hash of the text below): b30c0829ae0ed98f
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = abs(q_idx - kv_idx) <= 256 or kv_idx < 16
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
+    HQ is equal to HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -20,7 +21,7 @@ Usage:
 import math
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("longformer: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -45,7 +46,7 @@ LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(256)
 GLOBAL_TOKENS = tl.constexpr(16)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
@@ -602,11 +603,12 @@ _register_autograd(_LIBRARY, "longformer", _out_and_lse_op, _backward, _save_for
 def longformer(q, k, v, *, scale=None, return_lse=False):
     """Attention to a symmetric window and to a few global tokens at the front.
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16; HQ is equal to HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**24.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true. lse [B, HQ, SQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b5c79efad9f4b3ba
-# body (hash of the text below): 43ca93a94b1f962b
+# inputs (hash of spec and templates): b35ae047bef3fb80
+# body (hash of the text below): 8022ca71ae67db3c
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -26,7 +26,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("mamba2: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -859,8 +859,9 @@ def mamba2(q, k, v, *, dt, a_log, dt_bias, d, scale=None, initial_state=None, ou
 
     K is 128, V is 64.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is a multiple of H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is a multiple of H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     dt: [B, T, HV] bfloat16, used by decay and beta.
     a_log: [HV] float32, used by decay.
     dt_bias: [HV] float32, used by decay and beta.
@@ -967,8 +968,9 @@ def mamba2_decode(q, k, v, state, *, dt, a_log, dt_bias, d, scale=None):
 
     K is 128, V is 64.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is a multiple of H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is a multiple of H.
+    v: [B, T, HV, V] bfloat16.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
     dt: [B, T, HV] bfloat16, used by decay and beta.
     a_log: [HV] float32, used by decay.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): bc66fa420b08d3fe
-# body (hash of the text below): 574c80d6f3cb1e31
+# inputs (hash of spec and templates): 99a7515ccdfc9b02
+# body (hash of the text below): fac20efe3b573f51
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -33,8 +33,8 @@ async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy
 # 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 ROPE = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-# Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
-# 16w + l // 4 + 8.
+# Four partial sums of the softmax denominator per row, one per thread of a quad. Lane l of warp w owns column l % 4 of
+# rows 16w + l // 4 and 16w + l // 4 + 8.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
@@ -51,7 +51,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
 # the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
 # of slots in shared memory. Each consumer computes 64 rows of a tile.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
@@ -154,7 +154,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
-    # for the release of tile i - n. A ring with SLOTS slots makes the same wait before it loads tile `after`.
+    # for the release of tile i - n. Tile `after` = i - n + SLOTS has the same barrier, and the same parity of the wait.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -330,7 +330,7 @@ def _hopper_producer(
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: the next kernel waits only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: later kernels in the stream wait only for dq
 
 
 @gluon.jit
@@ -346,7 +346,7 @@ def _hopper_softmax(
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. At most PENDING later products
-    stay in flight."""
+    stay in flight. PENDING is 0 for the first KV tile of a tile of queries."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
@@ -473,7 +473,10 @@ def _forward_hopper_kernel(
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
+    """Compute out and base-2 log-sum-exp.
+
+    A tile has BLOCK_M query rows of one (b, h). A program processes many tiles.
+    """
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     q_rope_ring = _ring(_slots(q_rope_desc, 2), 2, 1, 1)
@@ -576,8 +579,8 @@ def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.const
         fixed = DqFixed(q_idx, qk_scale, problem.SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         dq_rope = gl.full([OWN_M, 64], 0.0, gl.float32, layout=ROPE)
-        # The producer publishes tiles for both halves of the rows. Find the tiles that this half needs, and the tiles
-        # that it masks.
+        # The published range of KV tiles is for all BLOCK_M rows. Find the part of it that this half of the rows needs,
+        # and the tiles that it masks.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_hi = gl.minimum(q_last + 1, problem.SK)
         own_full_hi = gl.minimum(q_start + 1, problem.SK) // BLOCK_N * BLOCK_N
@@ -631,7 +634,7 @@ def _dq_hopper_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dq. A program processes tiles of BLOCK_M query rows of one (b, h)."""
+    """Compute dq. A tile has BLOCK_M query rows of one (b, h). A program processes many tiles."""
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     q_rope_ring = _ring(_slots(q_rope_desc, 2), 2, 1, 1)
@@ -710,6 +713,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         _producer_load(kv_ring, 2 * done, args.k_desc, [b, h, kv_start, 0])
         _producer_load(args.k_rope_ring, done, args.k_rope_desc, [b, h, kv_start, 0])
         _producer_load(kv_ring, 2 * done + 1, args.v_desc, [b, h, kv_start, 0])
+        # "The next kernel" below is the kernel that writes dq.
         gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
@@ -876,7 +880,8 @@ def _dkdv_hopper_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has K and V."""
+    """Compute dk and dv. A tile has BLOCK_N keys of one head of k and v. A program processes many tiles.
+    One ring has K and V."""
     problem = Problem(B, HQ, SQ, SK, scale)
     kv_ring = _ring(_slots(k_desc, 2), 2, 1, 1)
     k_rope_ring = _ring(_slots(k_rope_desc, 1), 1, 1, 2)
@@ -914,8 +919,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
-    launcher allocates the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs.
+    triton.py allocates the other tensors, such as out and dq, with valid strides."""
 
     def __post_init__(self):
         pass
@@ -954,7 +959,8 @@ def _gluon_rows(x, n):
 
 
 def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq, dk, dv):
-    """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
+    """Launch the kernels that write the gradients, after the kernel that computes delta. lse and delta are float32
+    [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     # Each tensor has one descriptor, for tiles of 64 rows. Kernels load larger tiles in halves.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 29f31695fdad5b3d
-# body (hash of the text below): 1ba36f95d240aa31
+# inputs (hash of spec and templates): 9904dd8efb406211
+# body (hash of the text below): 37afa1b3632b99ef
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -16,6 +16,7 @@
                kv_x = kv_tile % (128 // 16) * 16 + kv_idx % 16
                abs(q_y - kv_y) <= 6 and abs(q_x - kv_x) <= 6
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
+    HQ is equal to HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -29,7 +30,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("natten_2d: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -62,7 +63,7 @@ ROWS = tl.constexpr(8)
 COLUMNS = tl.constexpr(16)
 RADIUS = tl.constexpr(6)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
@@ -667,7 +668,7 @@ def _portable_because(device):
 
 
 def _on_hopper(*tensors):
-    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
     return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
@@ -926,12 +927,13 @@ _register_autograd(_LIBRARY, "natten_2d", _out_and_lse_op, _backward, _save_for_
 def natten_2d(q, k, v, *, block_mask=None, scale=None, return_lse=False):
     """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16; HQ is equal to HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**24.
     block_mask: a result of natten_2d_block_mask for these sizes. Without it, every call builds one.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true. lse [B, HQ, SQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 81f2929dec473471
-# body (hash of the text below): 595bbd1d43595844
+# inputs (hash of spec and templates): 9caf7a177723fea8
+# body (hash of the text below): f4e0ff6e895f82cc
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -25,7 +25,7 @@ import functools
 import math
 import os
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): dbbfdb94b53f4979
-# body (hash of the text below): 4f801b4bde8aa8d2
+# inputs (hash of spec and templates): 57468693634a1f9d
+# body (hash of the text below): b6ffad4878fe0e55
 """RMS norm over the last dimension.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("rms_norm: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e7dbe11378774f3b
-# body (hash of the text below): 0a6a0b22a0f4ef93
+# inputs (hash of spec and templates): 093a5376bb810118
+# body (hash of the text below): 48e4415dca7e1626
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder")
 

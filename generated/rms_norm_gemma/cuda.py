@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 2d43809c310b5840
-# body (hash of the text below): cd49eab336c5e1ec
+# inputs (hash of spec and templates): 8c2854a6700dd8b8
+# body (hash of the text below): 27b582378f066bf2
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# In a script, `import triton` may import triton.py of this folder instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` may import its triton.py. Raise an error.
 if not __package__:
     raise ImportError("rms_norm_gemma: this file cannot run alone. Import its folder")
 

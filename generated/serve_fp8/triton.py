@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): db1b7998176d8fe7
-# body (hash of the text below): b224dd40018b638d
+# inputs (hash of spec and templates): 91011dd85dfa4585
+# body (hash of the text below): fec259342c94e7f4
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx
     q_idx of query i = SK - SQ + i
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
+    HQ is a multiple of HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -22,7 +23,7 @@ import functools
 import math
 import warnings
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("serve_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -49,7 +50,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
@@ -85,7 +86,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
+    wrap = tl.maximum(n_tiles, 1)  # at least 1: Triton may compute `% wrap` even if the loop has no tile
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
@@ -189,7 +190,10 @@ def _serve_sequence(b, seq_lens_ptr, cu_seqlens_q_ptr, TQ, SK_MAX):
 
 @triton.jit
 def _serve_range(q_last, SQ, SK, BLOCK_N: tl.constexpr):
-    """Return the range of KV tiles that some query of the row tile sees: the first, and one past the last."""
+    """Return the range of KV tiles that the queries of a row tile see: the first tile, and one past the last.
+
+    A row is a (query, query head) pair. A row tile is BLOCK_M rows.
+    """
     kv_hi = tl.minimum(SK + q_last + 1 - SQ, SK)
     first = 0
     end = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), first)
@@ -722,7 +726,8 @@ def serve_fp8_serve(
     """Attention of packed queries over a paged cache: decodes, chunks of prompts and whole prompts in one call.
 
     q [T, HQ, 128], bf16: the new queries of all sequences, end to end. HQ is a multiple of HKV.
-    k_pages [pages, page_size, HKV, 128], v_pages [pages, page_size, HKV, 128], fp8_e4m3, any strides.
+    k_pages [pages, page_size, HKV, 128], v_pages [pages, page_size, HKV, 128], fp8_e4m3.
+    The strides of q and the pages may be any, but the last stride at most 2**24.
     kv_layout: "NHD", or "HND" for pages [pages, HKV, page_size, D].
     block_table: [B, n] int32, the page indices of each sequence in order.
     seq_lens: [B] int32, the number of keys of each sequence, with its new tokens.
@@ -954,7 +959,7 @@ def _portable_because(device):
 
 
 def _on_hopper(*tensors):
-    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
     return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
@@ -1002,12 +1007,13 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tens
 def serve_fp8(q, k, v, *, scale=None, return_lse=False):
     """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is a multiple of HKV.
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16; HQ is a multiple of HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**24.
     Query i has position SK - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true. lse [B, HQ, SQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f37d82daea20813e
-# body (hash of the text below): c34f41437ec343eb
+# inputs (hash of spec and templates): 8dee9155583c4cee
+# body (hash of the text below): c5c376bb7285bb1e
 """Serving over a KV cache in FP8, with sinks and a window that the call sets.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -11,6 +11,7 @@
     q_idx of query i = SK - SQ + i
     softmax: exp(sinks[h]) is one more term of each row's sum, without a value
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64] -> out [B, HQ, SQ, 64], bf16
+    HQ is a multiple of HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -22,7 +23,7 @@ Usage:
 import functools
 import math
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("serve_window_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -45,7 +46,7 @@ except ModuleNotFoundError:
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
@@ -188,7 +189,10 @@ def _serve_sequence(b, seq_lens_ptr, cu_seqlens_q_ptr, TQ, SK_MAX):
 
 @triton.jit
 def _serve_range(q_start, q_last, SQ, SK, window, BLOCK_N: tl.constexpr):
-    """Return the range of KV tiles that some query of the row tile sees: the first, and one past the last."""
+    """Return the range of KV tiles that the queries of a row tile see: the first tile, and one past the last.
+
+    A row is a (query, query head) pair. A row tile is BLOCK_M rows.
+    """
     kv_lo = tl.maximum(SK + q_start + 1 - SQ - window, 0)
     kv_hi = tl.minimum(SK + q_last + 1 - SQ, SK)
     first = kv_lo // BLOCK_N
@@ -732,7 +736,8 @@ def serve_window_fp8_serve(
     """Attention of packed queries over a paged cache: decodes, chunks of prompts and whole prompts in one call.
 
     q [T, HQ, 64], bf16: the new queries of all sequences, end to end. HQ is a multiple of HKV.
-    k_pages [pages, page_size, HKV, 64], v_pages [pages, page_size, HKV, 64], fp8_e4m3, any strides.
+    k_pages [pages, page_size, HKV, 64], v_pages [pages, page_size, HKV, 64], fp8_e4m3.
+    The strides of q and the pages may be any, but the last stride at most 2**25.
     kv_layout: "NHD", or "HND" for pages [pages, HKV, page_size, D].
     block_table: [B, n] int32, the page indices of each sequence in order.
     seq_lens: [B] int32, the number of keys of each sequence, with its new tokens.
@@ -1003,14 +1008,16 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scale: float
 def serve_window_fp8(q, k, v, *, sinks, window, scale=None, return_lse=False):
     """Serving over a KV cache in FP8, with sinks and a window that the call sets.
 
-    q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], bf16, any strides; HQ is a multiple of HKV.
+    q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], bf16; HQ is a multiple of HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**25.
     sinks: [HQ] float32, bfloat16 or float16, logits in the softmax that have no row of v.
     window: int, used by mask_mod.
     Query i has position SK - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
-    Returns out [B, HQ, SQ, 64], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and its sink.
+    Returns out [B, HQ, SQ, 64], or (out, lse) if return_lse is true. lse [B, HQ, SQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and its
+    sink; exp(sink) is a term of the sum.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """

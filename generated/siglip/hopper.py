@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 51aed954f9a36df1
-# body (hash of the text below): 717c6419319e3fc9
+# inputs (hash of spec and templates): a9898896ec0f9b55
+# body (hash of the text below): 91a38b1e8c0364e7
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -33,8 +33,8 @@ async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy
 # Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows 16w + l // 4 and
 # 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-# Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
-# 16w + l // 4 + 8.
+# Four partial sums of the softmax denominator per row, one per thread of a quad. Lane l of warp w owns column l % 4 of
+# rows 16w + l // 4 and 16w + l // 4 + 8.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
@@ -51,7 +51,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
 # the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
 # of slots in shared memory. Each consumer computes 64 rows of a tile.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
@@ -154,7 +154,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
-    # for the release of tile i - n. A ring with SLOTS slots makes the same wait before it loads tile `after`.
+    # for the release of tile i - n. Tile `after` = i - n + SLOTS has the same barrier, and the same parity of the wait.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -300,7 +300,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: the next kernel waits only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: later kernels in the stream wait only for dq
 
 
 @gluon.jit
@@ -316,7 +316,7 @@ def _hopper_softmax(
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. At most PENDING later products
-    stay in flight."""
+    stay in flight. PENDING is 0 for the first KV tile of a tile of queries."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
@@ -433,7 +433,10 @@ def _forward_hopper_kernel(
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
+    """Compute out and base-2 log-sum-exp.
+
+    A tile has BLOCK_M query rows of one (b, h). A program processes many tiles.
+    """
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1))
@@ -562,7 +565,7 @@ def _dq_hopper_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dq. A program processes tiles of BLOCK_M query rows of one (b, h)."""
+    """Compute dq. A tile has BLOCK_M query rows of one (b, h). A program processes many tiles."""
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     do_ring = _ring(_slots(do_desc, 2), 2, 1, 1)
@@ -633,6 +636,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
+        # "The next kernel" below is the kernel that writes dq.
         gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
@@ -670,8 +674,8 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
     ROWS: tl.constexpr = k_a.shape[0]
     HALF_D: tl.constexpr = k_a.shape[1] // 2
     k_a, k_b = k_a.slice(HALF * HALF_D, HALF_D, 1), k_b.slice(HALF * HALF_D, HALF_D, 1)
-    # For the first queries of a KV tile, there is no previous tile i. The wait returns at once, the slot holds old
-    # data, and the caller ignores the product.
+    # At the first queries of a KV tile, the caller passes -1 or a tile of the KV tile before. Then the wait returns at
+    # once, the slot holds old data, and the caller ignores the product.
     mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)
     ds = ds_tiles.slots.index(i & 1)
     zero = gl.full([ds.shape[1], HALF_D], 0.0, gl.float32, layout=LAYOUT)
@@ -737,8 +741,8 @@ def _backward_hopper_tiles(
             dq_async = _async_ds_dot_k(ds_tiles, n_used - 1, k_a, k_b, CONSUMER, SCORES)
         dk_async = _async_dot(dk, ds, q, OUT)
         if DQ:
-            # Tile n_used - 2 used this slot. Both consumers completed the dq product of that tile before they arrived
-            # for tile n_used - 1. `_async_ds_dot_k` has waited for both arrivals, so the slot is free.
+            # Tile n_used - 2 used this slot. Each consumer completed its dq product of that tile, and then arrived at
+            # `ds_tiles.full` of tile n_used - 1. `_async_ds_dot_k` has waited for both arrivals, so the slot is free.
             ds_tiles.slots.index(n_used & 1).slice(CONSUMER * k.shape[0], k.shape[0]).store(ds)
             fence_async_shared()
             barrier()
@@ -747,7 +751,7 @@ def _backward_hopper_tiles(
             if n_used > n_first:
                 _add_to_dq(dq_sum_ptr, before, dq)
             before = head + q_start // BLOCK_M
-        # As in dq, wait for all wgmma in each iteration.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -825,7 +829,8 @@ def _backward_hopper_kernel(
     B, HQ, SQ, SK, scale,
     DQ: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv, with DQ also the sums of dq. A program processes tiles of BLOCK_N keys of one (b, KV head)."""
+    """Compute dk and dv, with DQ also the sums of dq. A tile has BLOCK_N keys of one head of k and v. A
+    program processes many tiles."""
     problem = Problem(B, HQ, SQ, SK, scale)
     # A KV tile has four slots: two halves of K, and two halves of V. Without DQ, there are slots for two KV tiles. With
     # DQ, dS^T uses the memory of the second KV tile.
@@ -842,8 +847,8 @@ def _backward_hopper_kernel(
         ds_slots = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED)
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
-        # Do not allocate an unused mbarrier. Triton would reuse its address for other data. At a context switch between
-        # processes, the GPU changes memory that was initialized as an mbarrier.
+        # Do not allocate an unused mbarrier: Triton would reuse its memory for other data. The GPU still treats this
+        # memory as an mbarrier, and changes it at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
@@ -867,7 +872,10 @@ def _dq_of_sums_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     HQ, SQ, scale,
 ):
-    """Write dq of 64 query rows of one (b, h): scale * dq_sum. stride_o* are the strides of dq."""
+    """Write dq of 64 query rows of one (b, h): scale * dq_sum. stride_o* are the strides of dq.
+
+    This kernel is in Triton, not in Gluon.
+    """
     n_tiles = tl.cdiv(SQ, 64)
     b_h = tl.program_id(0) // n_tiles
     b, h = b_h // HQ, b_h % HQ
@@ -885,8 +893,8 @@ def _dq_of_sums_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
-    launcher allocates the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs.
+    triton.py allocates the other tensors, such as out and dq, with valid strides."""
 
     def __post_init__(self):
         pass
@@ -939,7 +947,8 @@ def sums_for_dq(q, k):
 
 
 def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dq_sum, dq, dk, dv):
-    """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
+    """Launch the kernels that write the gradients, after the kernel that computes delta. lse and delta are float32
+    [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     # Each tensor has one descriptor, for tiles of 64 rows. Kernels load larger tiles in halves.

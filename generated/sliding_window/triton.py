@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c83b837be9b2581e
-# body (hash of the text below): fa1499e28448d3b5
+# inputs (hash of spec and templates): 5320d6a35e623cca
+# body (hash of the text below): 62ba45d3d5e3e5e0
 """Causal attention to the last 1024 positions.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 1024
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
+    HQ is equal to HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -22,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("sliding_window: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -51,7 +52,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(1024)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
@@ -469,7 +470,7 @@ def _portable_because(device):
 
 
 def _on_hopper(*tensors):
-    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
     return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
@@ -605,11 +606,12 @@ _register_autograd(_LIBRARY, "sliding_window", _out_and_lse_op, _backward, _save
 def sliding_window(q, k, v, *, scale=None, return_lse=False):
     """Causal attention to the last 1024 positions.
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16; HQ is equal to HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**24.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true; lse [B, HQ, SQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
+    Returns out [B, HQ, SQ, 128], or (out, lse) if return_lse is true. lse [B, HQ, SQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

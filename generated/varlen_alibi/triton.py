@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c87032c8b29d6c3a
-# body (hash of the text below): 7edbe945dced6a71
+# inputs (hash of spec and templates): bd948b32f1e1555c
+# body (hash of the text below): 691d208ddf1479e7
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
     score_mod = score + slopes[h] * (kv_idx - q_idx)
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 512
     q [TQ, HQ, 64], k [TK, HKV, 64], v [TK, HKV, 64] -> out [TQ, HQ, 64], bf16
+    HQ is 4 times HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -23,7 +24,7 @@ import math
 import warnings
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("varlen_alibi: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -53,7 +54,7 @@ LOG2E = tl.constexpr(math.log2(math.e))
 FAR = tl.constexpr(2**30)  # more than any number of tokens
 WINDOW = tl.constexpr(512)
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
@@ -545,7 +546,7 @@ def _portable_because(device):
 
 
 def _on_hopper(*tensors):
-    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
     return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
@@ -693,7 +694,8 @@ _register_autograd(_LIBRARY, "varlen_alibi", _out_and_lse_op, _backward, _save_f
 def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, return_lse=False):
     """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
-    q [TQ, HQ, 64], k [TK, HKV, 64], v [TK, HKV, 64], bf16, any strides; HQ is 4 times HKV.
+    q [TQ, HQ, 64], k [TK, HKV, 64], v [TK, HKV, 64], bf16; HQ is 4 times HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**25.
     cu_seqlens_q, cu_seqlens_k: [N + 1] int32, contiguous. Sequence i has the queries from cu_seqlens_q[i] to
     cu_seqlens_q[i + 1] and the keys from cu_seqlens_k[i] to cu_seqlens_k[i + 1]. They begin with 0, ascend, and may end
     before TQ and TK. A token after the last sequence has the result of a row that sees no key, and gradients of zero.
@@ -701,8 +703,8 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
     slopes: [HQ] float32, used by score_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
-    Returns out [TQ, HQ, 64], or (out, lse) if return_lse is true; lse [HQ, TQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
+    Returns out [TQ, HQ, 64], or (out, lse) if return_lse is true. lse [HQ, TQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3b6ce5416d8e222c
-# body (hash of the text below): 478eba465cea376d
+# inputs (hash of spec and templates): e5ce02c4aa2762e9
+# body (hash of the text below): cdc5c0b1cecf712a
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -32,8 +32,8 @@ async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy
 # Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows 16w + l // 4 and
 # 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-# Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
-# 16w + l // 4 + 8.
+# Four partial sums of the softmax denominator per row, one per thread of a quad. Lane l of warp w owns column l % 4 of
+# rows 16w + l // 4 and 16w + l // 4 + 8.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
@@ -48,7 +48,7 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 # Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
 # the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
 # of slots in shared memory. Each consumer computes 64 rows of a tile.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier.
+# An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
 
@@ -151,7 +151,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
-    # for the release of tile i - n. A ring with SLOTS slots makes the same wait before it loads tile `after`.
+    # for the release of tile i - n. Tile `after` = i - n + SLOTS has the same barrier, and the same parity of the wait.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -346,7 +346,7 @@ def _hopper_producer(
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: the next kernel waits only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: later kernels in the stream wait only for dq
 
 
 @gluon.jit
@@ -362,7 +362,7 @@ def _hopper_softmax(
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. At most PENDING later products
-    stay in flight."""
+    stay in flight. PENDING is 0 for the first KV tile of a tile of queries."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
@@ -481,7 +481,10 @@ def _forward_hopper_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
+    """Compute out and base-2 log-sum-exp.
+
+    A tile has BLOCK_M query rows of one (b, h). A program processes many tiles.
+    """
     problem = Problem(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1))
@@ -580,8 +583,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(qk_scale, sk_minus_sq_plus_q, SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
-        # The producer publishes tiles for both halves of the rows. Find the tiles that this half needs, and the tiles
-        # that it masks.
+        # The published range of KV tiles is for all BLOCK_M rows. Find the part of it that this half of the rows needs,
+        # and the tiles that it masks.
         q_last = gl.minimum(q_start + OWN_M, SQ) - 1
         own_hi = gl.minimum(SK + q_last + 1 - SQ, SK)
         own_full_hi = gl.maximum(gl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
@@ -629,7 +632,7 @@ def _dq_hopper_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dq. A program processes tiles of BLOCK_M query rows of one (b, h)."""
+    """Compute dq. A tile has BLOCK_M query rows of one (b, h). A program processes many tiles."""
     problem = Problem(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     do_ring = _ring(_slots(do_desc, 2), 2, 1, 1)
@@ -721,6 +724,7 @@ def _dkdv_hopper_producer(
                         first = FAR - SK + kv_start + half * (BLOCK_N // 2)
                         _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [FAR, kv_end, h_kv, first, 0])
                         _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [FAR, kv_end, h_kv, first, 0])
+                # "The next kernel" below is the kernel that writes dq.
                 gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
                 gdc_launch_dependents()
                 for j in range(n_tiles):
@@ -787,7 +791,7 @@ def _dkdv_hopper_tiles(
         dp = warpgroup_mma_wait(1, deps=[dp_async])
         ds = p * (dp - delta[None, :])
         dk_async = _async_dot(dk, ds, q, OUT)
-        # As in dq, wait for all wgmma in each iteration.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -825,7 +829,7 @@ def _dkdv_hopper_consumer(
         for g in range(GQA):
             h = h_kv * GQA + g
             fixed = DkdvFixed(kv_idx, qk_scale, sk_minus_sq, SQ)
-            # The producer publishes tiles for both halves of the keys. Find the tiles that this half needs.
+            # The published range of query tiles is for all BLOCK_N keys. Find the part of it that this half needs.
             own_lo = gl.maximum(SQ + kv_start - SK, 0) // BLOCK_M * BLOCK_M
             n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
             n_used = _consumer_skip(q_ring, n_used, n_ahead)
@@ -857,8 +861,8 @@ def _dkdv_hopper_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots:
-    halves of K and V of two tiles."""
+    """Compute dk and dv. A tile has BLOCK_N keys of one head of k and v. A program processes many tiles. One ring has
+    eight slots: halves of K and V of two tiles."""
     problem = Problem(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
     q_slots = QuerySlots(
@@ -886,8 +890,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
-    launcher allocates the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs.
+    triton.py allocates the other tensors, such as out and dq, with valid strides."""
 
     def __post_init__(self):
         pass
@@ -917,7 +921,8 @@ def forward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, out, 
 
 
 def backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, dout, lse, delta, counters, dq, dk, dv):
-    """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [HQ, TQ]."""
+    """Launch the kernels that write the gradients, after the kernel that computes delta. lse and delta are float32
+    [HQ, TQ]."""
     TQ, HQ, _ = q.shape
     TK, HKV, _ = k.shape
     B = len(cu_seqlens_q) - 1

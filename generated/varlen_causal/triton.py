@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 470fe57cc4da9c79
-# body (hash of the text below): db9ceaa9000baf56
+# inputs (hash of spec and templates): 43e216e9ecea2a5a
+# body (hash of the text below): 08413d1f279ed5ae
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx + SK - SQ >= kv_idx
     q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128] -> out [TQ, HQ, 128], bf16
+    HQ is a multiple of HKV
 
 Needs Triton 3.4 (torch 2.8) or newer.
 Usage:
@@ -22,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# In a script, `import triton` would import this file, triton.py, instead of Triton. Raise a clear error.
+# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
 if not __package__:
     raise ImportError("varlen_causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -51,7 +52,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 FAR = tl.constexpr(2**30)  # more than any number of tokens
 
-# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that lists its device.
+# Tiles by compute capability: 90 is 9.0, () is any. A call uses the first row that fits its device.
 # A row with TMA=True is only for tensors that TMA can load.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
@@ -124,7 +125,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
+    wrap = tl.maximum(n_tiles, 1)  # at least 1: Triton may compute `% wrap` even if the loop has no tile
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
@@ -269,7 +270,7 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    wrap = tl.maximum(n_tiles, 1)  # not 0: Triton hoists `% wrap` out of the loop, so it divides even if n_tiles is 0
+    wrap = tl.maximum(n_tiles, 1)  # at least 1: Triton may compute `% wrap` even if the loop has no tile
     for i in tl.range(0, n_tiles):
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
@@ -527,7 +528,7 @@ def _portable_because(device):
 
 
 def _on_hopper(*tensors):
-    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
     return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
@@ -669,15 +670,16 @@ _register_autograd(_LIBRARY, "varlen_causal", _out_and_lse_op, _backward, _save_
 def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse=False):
     """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
-    q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128], bf16, any strides; HQ is a multiple of HKV.
+    q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128], bf16; HQ is a multiple of HKV.
+    The strides of q, k and v may be any, but the last stride at most 2**24.
     cu_seqlens_q, cu_seqlens_k: [N + 1] int32, contiguous. Sequence i has the queries from cu_seqlens_q[i] to
     cu_seqlens_q[i + 1] and the keys from cu_seqlens_k[i] to cu_seqlens_k[i + 1]. They begin with 0, ascend, and may end
     before TQ and TK. A token after the last sequence has the result of a row that sees no key, and gradients of zero.
     The values are on the device and are not checked: invalid ones give undefined results, but no access out of bounds.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [TQ, HQ, 128], or (out, lse) if return_lse is true; lse [HQ, TQ] float32 is the natural
-    log-sum-exp over the keys of the operand of softmax. A row that sees no key gives zeros and -inf.
+    Returns out [TQ, HQ, 128], or (out, lse) if return_lse is true. lse [HQ, TQ] float32 is the natural
+    logarithm of the sum of exp(score) over the keys that a query sees. A query that sees no key gives zeros and -inf.
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
     derivatives.
     """

@@ -21,20 +21,20 @@ Against = Annotated[
     typer.Option(
         metavar="PEERS",
         help="Implementations to compare with, comma-separated. "
-        "All families: eager computes the formula with PyTorch operations. "
-        "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, kgen-triton. "
+        "For all families: eager, the formula in PyTorch operations. "
+        "For attention: flex, flex-autotune, flex-flash, sdpa, varlen, kgen-triton. "
         "flex is compiled FlexAttention. "
         "flex-autotune is flex, compiled with mode max-autotune-no-cudagraphs. "
         "flex-flash is flex with the FlashAttention backend. "
         "sdpa is PyTorch's scaled_dot_product_attention. "
         "varlen is PyTorch's varlen_attn. "
-        "kgen-triton is kgen, but only with kernels that run on every GPU. "
-        "Norms: torch, compile, liger, quack, copy. "
+        "kgen-triton is kgen, but only its portable kernels (triton.py). "
+        "For norms: torch, compile, liger, quack, copy. "
         "torch is rms_norm or layer_norm of torch.nn.functional. "
         "compile is torch.compile of eager. "
         "liger and quack are the libraries Liger-Kernel and QuACK. "
         "copy copies a tensor. "
-        "chunk_output: fla is flash-linear-attention. "
+        "For linear_attention and chunk_output: fla, which is flash-linear-attention. "
         "Default: all except flex-autotune, flex-flash and eager.",
     ),
 ]
@@ -49,8 +49,11 @@ def bench(
         typer.Option(
             metavar="SHAPE",
             help="Size of the inputs. Separate several sizes by commas. "
-            "Attention: BATCHxHEADSxLENGTH, such as 2x16x8192. Norms: ROWSxWIDTH. "
-            "chunk_output: TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS.",
+            "For attention: BATCHxHEADSxLENGTH, such as 2x16x8192. For norms: ROWSxWIDTH. "
+            "For linear_attention: BATCHxTOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS. "
+            "For chunk_output: TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS. "
+            "HEADS are heads of q and k, VALUE_HEADS of v. "
+            "Without them: 16 and 32, or the heads of the spec.",
         ),
     ] = None,
     first_call: Annotated[

@@ -38,7 +38,7 @@ Batch = Annotated[
         min=1,
         max=MOST["batch"],
         metavar="N",
-        help="Batch size of decode kernels, for specs whose field `passes` has `decode`. "
+        help="Batch size of decode kernels: specs with `decode` in their list `passes`. "
         "Rounded up to a power of two. Default: 1, 2, 4, 8, 16, 32 and 64. Repeatable.",
     ),
 ]

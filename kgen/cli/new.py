@@ -39,7 +39,9 @@ def new(
         Optional[Kernel],  # noqa: UP045
         typer.Option(
             "--kernel",
-            help=f"Kernel family. chunk_output is a step of linear attention. Default: {NAMES[0]}.",
+            help="Kernel family. linear_attention is whole layers. "
+            "chunk_output is only the last kernel of such a layer. "
+            f"Default: {NAMES[0]}.",
         ),
     ] = None,
     output: Annotated[Optional[Path], output_to(SPECS_FOLDER)] = None,  # noqa: UP045

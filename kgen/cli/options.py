@@ -112,7 +112,7 @@ BuiltPackages = Annotated[
         "--built",
         metavar="DIR",
         help="Verify the machine code that `kgen build` wrote to this folder. "
-        "Record the result only with `--record`.",
+        "Results are recorded only with `--record`.",
     ),
 ]
 Form = Annotated[Format, typer.Option("--format", help="Format of the output and of errors.")]

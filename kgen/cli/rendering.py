@@ -55,8 +55,8 @@ def render(
 ) -> int:
     """Write (render) the kernels of specs.
 
-    With SPEC, kgen does not change the kernels of other specs. If a spec file was deleted, kgen
-    deletes its kernels. With `--single`, kgen deletes nothing.
+    With SPEC, kgen does not write the kernels of other specs. With or without SPEC, kgen deletes
+    kernels whose spec file was deleted. With `--single`, kgen deletes nothing.
     """
     from kgen.render import checking, project, writer
 

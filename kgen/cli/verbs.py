@@ -309,18 +309,18 @@ def status(
     rows = ledger_status(loaded, generated)
     # The names of devices and toolchains are too long for column heads.
     places = sorted({place for row in rows for place in row["verified"]})
-    numbers = [str(number) for number, _ in enumerate(places, 1)]
+    heads = [f"error ({number})" for number, _ in enumerate(places, 1)]
     if form is Format.TEXT:
         rows = [
-            row | {n: row["verified"].get(place) for n, place in zip(numbers, places, strict=True)}
+            row | {h: row["verified"].get(place) for h, place in zip(heads, places, strict=True)}
             for row in rows
         ]
         rows = [row | {"proof": proof_cell(row["proof"])} for row in rows]
     there = ["proof"] * any(row["proof"] is not None for row in rows)
-    terminal.table(rows, ("spec", "file", "state", *there, *numbers), form)
+    terminal.table(rows, ("spec", "file", "state", *there, *heads), form)
     if form is Format.TEXT:
-        for number, place in zip(numbers, places, strict=True):
-            terminal.line(f"{number}: worst error on {place}")
+        for head, place in zip(heads, places, strict=True):
+            terminal.line(f"{head}: worst error on {place}")
         for place, count in sorted(
             Counter(place for row in rows for place in row["earlier"]).items()
         ):

@@ -23,7 +23,7 @@ _LEAST_SPLITS = If(
         assign(
             "splits",
             text("max(splits, min(most, 2))"),
-            note="per sequence on average: long sequences use slots that short ones leave",
+            note="an average: with 2, long sequences get splits that short ones leave",
         ),
     ),
 )

@@ -154,7 +154,7 @@ class DecodeKernel:
         if not self.merge_rows:
             return []
         return [
-            "# The tile of this row in _decode_kernel.",
+            "# Find the row tile of this row in _decode_kernel: the splits depend on it.",
             "row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M",
             *_ends_of_tile(self.merge_rows),
         ]

@@ -33,7 +33,12 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         branch=Branch("_decode", few, takes_rest=plan.alone, leaves=many if plan.alone else ""),
         choice=Choice(
             kind="decode",
-            words='"decode": the kernels for few queries, which may split the keys',
+            words='"decode": the kernels that may split the keys'
+            + (
+                ", for few queries, or if no other kernels can run"
+                if plan.alone
+                else f", for at most {MOST_QUERIES} queries"
+            ),
             few=f"q.shape[2] <= {MOST_QUERIES}",
             own='"decode"',
             takes_rest=plan.alone,

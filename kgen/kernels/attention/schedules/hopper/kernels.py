@@ -274,7 +274,7 @@ class DqKernel:
     def docstring(self) -> list[str]:
         """The docstring of the kernel."""
         results = " ".join(["Compute dq", *self.also])
-        of = "A program processes tiles of BLOCK_M query rows of one (b, h)"
+        of = "A tile has BLOCK_M query rows of one (b, h). A program processes many tiles"
         return textwrap.wrap(f'"""{results}. {of}."""', 112)
 
 

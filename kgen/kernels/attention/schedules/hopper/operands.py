@@ -152,7 +152,8 @@ class Lag:
     def last_wait(self) -> list[Statement]:
         """The final wait of a producer that also serves dq."""
         why = (
-            "dq overlaps the dk and dv kernel, but must end last: the next kernel waits only for dq"
+            "dq overlaps the dk and dv kernel, but must end last: "
+            "later kernels in the stream wait only for dq"
         )
         return [_wait(why)] if self.given else []
 

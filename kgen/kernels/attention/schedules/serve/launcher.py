@@ -58,6 +58,8 @@ class ServeLauncher(KernelParams, Template):
     slots: str
     """The number of parts for which there is room, for a target number of items."""
     gqa_words: str
+    last_stride: str
+    """The largest last stride of q and of the pages."""
     argument_words: list[str]
     dead_row: str
     default_scale: str
@@ -103,7 +105,6 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
     sequences = ["block_table", "seq_lens", "cu_seqlens_q"]
     tensors = ["q", "k_pages", "v_pages", *sequences, *buffers]
     scales = SCALES if quantized else ()
-    of_gqa = {"any": "a multiple of", 1: "equal to"}
     kv_dtype = spec.kv_dtype or spec.dtype
     names = [*spec.buffers, *interface.runtime]
     divisors = interface.divisor_lines(interface.runtime)
@@ -123,7 +124,8 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
         waves=WAVES,
         # A split tile has a part for each segment of its keys.
         slots="4 * target + 64" if plan.in_batches else "2 * target",
-        gqa_words=of_gqa.get(spec.gqa, f"{spec.gqa} times"),
+        gqa_words=interface.gqa_words(),
+        last_stride=interface.widest_step(),
         argument_words=_words(interface),
         dead_row="zeros and its sink" if spec.sinks else "zeros and -inf",
         default_scale=f"{spec.head_dim.qk} ** -0.5",

@@ -117,6 +117,11 @@ class Interface:
             else "B, HKV, SK"
         )
 
+    def gqa_words(self) -> str:
+        """Return how HQ relates to HKV, for `HQ is ... HKV`."""
+        words = {"any": "a multiple of", 1: "equal to"}
+        return words.get(self.spec.gqa, f"{self.spec.gqa} times")
+
     def kv_shapes(self) -> str:
         head, paged = self.spec.head_dim, self.spec.paged_kv
         if self.spec.varlen:
@@ -172,9 +177,9 @@ class Interface:
         for name in buffers:
             b = self.spec.buffers[name]
             shape = f"[{', '.join(map(str, b.shape))}] {dtype_words(b.dtypes)}"
-            role = ", number of keys per sequence, at most SK. Keys past it are not read" * (
-                name == KV_LENS
-            )
+            role = (
+                ", number of keys per sequence, at most SK; not checked. Later keys are not read"
+            ) * (name == KV_LENS)
             role += self._used_by(name) * (name != KV_LENS)
             promised = ", ascending" * b.sorted
             promised += f", within {b.within} of zero" * (b.within is not None)

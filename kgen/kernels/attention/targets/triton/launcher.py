@@ -236,7 +236,7 @@ class Launcher:
 
     def docstring(self) -> Docstring:
         """Return the docstring of the spec's function."""
-        spec, of_gqa = self.spec, {"any": "a multiple of", 1: "equal to"}
+        spec = self.spec
         return filled(
             Docstring,
             self.at,
@@ -244,9 +244,12 @@ class Launcher:
             width_v=spec.head_dim.v,
             dtype=spec.dtype,
             kv_shapes=self.interface.kv_shapes(),
-            gqa_words=of_gqa.get(spec.gqa, f"{spec.gqa} times"),
+            gqa_words=self.interface.gqa_words(),
+            last_stride=self.interface.widest_step(),
             argument_words=self.interface.all_argument_words(),
-            dead_row="zeros and its sink" if spec.sinks else "zeros and -inf",
+            dead_row="zeros and its sink; exp(sink) is a term of the sum"
+            if spec.sinks
+            else "zeros and -inf",
             derivatives=self.derivatives,
         )
 

@@ -257,6 +257,8 @@ class Docstring(Placement, Template):
     dtype: str
     kv_shapes: str
     gqa_words: str
+    last_stride: str
+    """The largest last stride of q, k and v."""
     argument_words: list[str]
     dead_row: str
     derivatives: Derivatives

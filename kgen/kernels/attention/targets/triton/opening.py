@@ -56,6 +56,7 @@ class Opening(Placement, Template):
     width_qk: int
     width_v: int
     kv_shapes: str
+    gqa_words: str
     dtype: str
     tensors: list[str]
     """The tensors of an example call."""

@@ -159,6 +159,7 @@ class _File:
             width_qk=spec.head_dim.qk,
             width_v=spec.head_dim.v,
             kv_shapes=self.planned.interface.kv_shapes(),
+            gqa_words=self.planned.interface.gqa_words(),
             dtype=spec.dtype,
             tensors=["q", "k", "v", *self.launcher.packed],
             usage_args=[f"{name}={name}" for name in self.planned.interface.required()],
