@@ -66,11 +66,11 @@ def test_a_linear_score_depends_on_its_tile() -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        f"{CAUSAL}sinks: true\nkv_dtype: fp8_e4m3\n",
+        pytest.param(f"{CAUSAL}sinks: true\nkv_dtype: fp8_e4m3\n", marks=pytest.mark.thorough),
         f"{WINDOW}sinks: true\nkv_dtype: int8\n",
-        f"{CAUSAL}{LINEAR}sinks: true\n",
-        TWO_RANGES,
-        BY_SEQUENCE,
+        pytest.param(f"{CAUSAL}{LINEAR}sinks: true\n", marks=pytest.mark.thorough),
+        pytest.param(TWO_RANGES, marks=pytest.mark.thorough),
+        pytest.param(BY_SEQUENCE, marks=pytest.mark.thorough),
         f"{WINDOW}deterministic: batch\nsinks: true\n",
     ],
     ids=["fp8", "int8", "linear", "ranges", "by-sequence", "batch"],
