@@ -54,6 +54,7 @@ FIXED = "the file fixes the number of turns"
 NO_KEYS = "there are as many queries as keys, so a call without keys has no program"
 NO_SEQUENCES = "offsets of no sequence are refused"
 NO_ITEMS = "a call without sequences launches no kernel"
+ONE_SEGMENT = "keys of quick cases fit into a segment of 2048"
 SPLIT = "a split tile has two parts or more"
 LISTED = {
     FILE: (
@@ -102,7 +103,30 @@ LISTED = {
         Listed("_serve_list: for first in range(0, B", 0, NO_ITEMS),
         Listed("_serve_merge_kernel: for part in tl.range(0, parts", 0, SPLIT),
         Listed("_serve_merge_kernel: for part in tl.range(0, parts", 1, SPLIT),
-        Listed("_serve_tiles: for start", 0, "a segment of a tile has keys", ("serve_fp8",)),
+        Listed(
+            "_serve_merge_kernel: for part in tl.range(0, parts",
+            2,
+            ONE_SEGMENT,
+            ("serve_fp8", "serve_window_fp8"),
+        ),
+        Listed("_serve_kernel: for segment in range", 2, ONE_SEGMENT, ("serve_window_fp8",)),
+        Listed(
+            "_serve_tiles: for start",
+            0,
+            "a segment of a tile has keys",
+            ("serve_fp8", "serve_window_fp8"),
+        ),
+        Listed("for start in tl.range(0, V, BLOCK_V, num_stages=1)", None, FIXED),
+        Listed("for start in tl.range(0, K, BLOCK_K, num_stages=1)", None, FIXED),
+        Listed("for start in range(0, K, BLOCK_K)", None, FIXED),
+        Listed("_keys_back_kernel: for start in tl.range(0, V, BLOCK_V)", None, FIXED),
+        Listed("_q_map_back_kernel: for member in range(HV // H)", None, FIXED),
+        Listed("_k_map_back_kernel: for member in range(HV // H)", None, FIXED),
+        Listed("_inverse: for row in range(1, 16)", None, FIXED),
+        Listed("for s in range(16)", None, FIXED),
+        Listed("_sequences_kernel: for start in range(first", 0, "a sequence has a slot"),
+        Listed("_sequences_kernel: for start in range(first", 2, "cases have at most 64 chunks"),
+        Listed("_states_kernel: for n in range(count, ", 2, "a sequence leaves at most one slot"),
         Listed("tl.static_range(", None, FIXED),
     ),
     HOPPER: (
