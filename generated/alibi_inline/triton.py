@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 07f2dc6c7c953c7b
-# body (hash of the text below): c83fa95123149634
+# inputs (hash of spec and templates): 76555ec597a49dc4
+# body (hash of the text below): bae7ee1621a297cb
 """Causal attention with ALiBi slopes computed from the head's index.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -25,7 +25,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("alibi_inline: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

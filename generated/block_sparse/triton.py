@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 5e315926b37ce2c4
-# body (hash of the text below): 959abc46822d00e8
+# inputs (hash of spec and templates): 57f7abb32b316186
+# body (hash of the text below): d9aca8b76cec9314
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("block_sparse: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

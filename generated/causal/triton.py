@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ff1eec14952d5e1e
-# body (hash of the text below): 093c37f6a5b9c7ce
+# inputs (hash of spec and templates): 9044cf26a76f13eb
+# body (hash of the text below): 130518b30fe5a544
 """Attention of every query to the keys up to its own position.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

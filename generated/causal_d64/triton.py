@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ea2aa57fc7b118ef
-# body (hash of the text below): 39ea170cad388b11
+# inputs (hash of spec and templates): deffcaf2e90dea77
+# body (hash of the text below): b5d7f425515ad326
 """Attention of every query to the keys up to its own position, heads of 64.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("causal_d64: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

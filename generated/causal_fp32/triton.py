@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): fbb3a1bfd17d27e4
-# body (hash of the text below): a088f9ff7b530061
+# inputs (hash of spec and templates): ca80041b13ef386f
+# body (hash of the text below): 28b581a4ce5dfc2e
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -21,7 +21,7 @@ Usage:
 import math
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("causal_fp32: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c27d0ba94bf43176
-# body (hash of the text below): 1041e889247f10cf
+# inputs (hash of spec and templates): 9e030ab96e69dd59
+# body (hash of the text below): 6a735ecb43bfcd57
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("causal_images: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

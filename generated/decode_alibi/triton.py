@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 847e8e93a5d70d68
-# body (hash of the text below): 060dceec09fcb9ab
+# inputs (hash of spec and templates): c2e843540696021c
+# body (hash of the text below): 8e51c71751dbfcab
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -25,7 +25,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("decode_alibi: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -265,7 +265,7 @@ def _decode_kernel(
 ):
     """Compute BLOCK_M rows of one (b, KV head) over one split of the keys.
 
-    In this kernel, q_idx is the index of a query in the call, not its position in the sequence.
+    q_idx (also in `_combine_kernel`) is the index of a query in the call, not its position in the sequence.
     """
     HKV = HQ // GQA
     row_tiles = tl.cdiv(SQ * GQA, BLOCK_M)
@@ -635,7 +635,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("decode_alibi")
-_LIBRARY = _library("kgen_ffdfb48ae174bdd9", "decode_alibi")
+_LIBRARY = _library("kgen_a7a067d2eb8995a8", "decode_alibi")
 
 
 def _descriptors(tile, *blocks):
@@ -910,7 +910,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
             f"decode_alibi: slopes must be [{HQ}] on {q.device}, got {list(slopes.shape)} on {slopes.device}",
         )
     if (HQ - 1) * slopes.stride(-1) >= 2**31:
-        raise ValueError("decode_alibi: a row of slopes must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("decode_alibi: slopes must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("decode_alibi", q, k, v, slopes)
     _no_gradients("decode_alibi", "but the spec gives it no gradient: set `grad: true` in the spec, or", slopes=slopes)
     scale = 128 ** -0.5 if scale is None else _real("decode_alibi", "scale", scale)
@@ -929,7 +929,7 @@ def decode_alibi_kernels(q, k, v):
     Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run;
-    "decode": the kernels that may split the keys, for at most 64 queries.
+    "decode": kernels that can split the keys over programs, for at most 64 queries.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"

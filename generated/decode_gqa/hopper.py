@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e3cd51d4a45727dd
-# body (hash of the text below): 6c18bafdb86c4e75
+# inputs (hash of spec and templates): 75510299a5d6cc55
+# body (hash of the text below): 868a3b17b5cd510d
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -38,16 +38,16 @@ SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
 
-# Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
-# other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
+# Tiles in shared memory, in the layout of TMA and wgmma. A block has 64 columns (128 bytes per row) of all rows. Blocks
+# are adjacent. In a block, the 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
-# the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
-# of slots in shared memory. Each consumer computes 64 rows of a tile.
+# The Gluon kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each
+# tile to the other warpgroups, the consumers, through shared memory. It also loads input tiles by TMA into rings of
+# slots in shared memory. In most kernels, each consumer computes 64 rows of a tile.
 # An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
@@ -55,7 +55,7 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4
 
 class Ring(NamedTuple):
     """Slots of shared memory. The full barrier of a slot completes when the data has arrived. The empty barrier
-    completes when all consumers have released the slot. Slots start empty: a wait for parity 1 on a fresh barrier
+    completes when all readers of the slot have released it. Slots start empty: a wait for parity 1 on a fresh barrier
     returns at once."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
@@ -150,8 +150,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
-    # for the release of tile i - n. Tile `after` = i - n + SLOTS has the same barrier, and the same parity of the wait.
+    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots (n) than the ring has barriers
+    # (SLOTS). Wait for the release of tile i - n, as `_producer_acquire` does for tile `after` = i - n + SLOTS.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -260,7 +260,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "kv_lens_b", 
 def _hopper_producer(
     args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. For each tile, load the K and V tiles that it attends to."""
+    """Publish tiles of queries. For each, load Q, and the K and V tiles that it attends to."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c0757b23e7923ad5
-# body (hash of the text below): 3013d398a71b2387
+# inputs (hash of spec and templates): 22a0f6d518a41902
+# body (hash of the text below): 230bc4055c7d2834
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import functools
 import math
 import warnings
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("decode_paged: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -157,7 +157,7 @@ def _decode_kernel(
 ):
     """Compute BLOCK_M rows of one (b, KV head) over one split of the keys.
 
-    In this kernel, q_idx is the index of a query in the call, not its position in the sequence.
+    q_idx (also in `_combine_kernel`) is the index of a query in the call, not its position in the sequence.
     """
     HKV = HQ // GQA
     row_tiles = tl.cdiv(SQ * GQA, BLOCK_M)
@@ -274,7 +274,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_paged")
-_LIBRARY = _library("kgen_d79e0c87d1e23237", "decode_paged")
+_LIBRARY = _library("kgen_4b76d8ac5a68d0da", "decode_paged")
 
 
 @functools.lru_cache(maxsize=None)
@@ -307,7 +307,7 @@ def _decode(q, k, v, block_table, kv_lens, scale, out, lse, store_lse):
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
     if programs < 4 * at_once:
-        splits = max(splits, min(most, 2))  # an average: with 2, long sequences get splits that short ones leave
+        splits = max(splits, min(most, 2))  # `splits` is an average: short sequences need fewer, so long ones get more
     part = part_lse = None
     if splits > 1:
         part = q.new_empty((B * splits, HQ, SQ, 128), dtype=torch.float32)
@@ -453,7 +453,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
             f"decode_paged: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}",
         )
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
-        raise ValueError("decode_paged: a row of kv_lens must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("decode_paged: kv_lens must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("decode_paged", q, k, v)
     _no_gradients("decode_paged", "but there is no backward pass:", q=q, k=k, v=v)
     scale = 128 ** -0.5 if scale is None else _real("decode_paged", "scale", scale)
@@ -470,7 +470,7 @@ def decode_paged_kernels(q, k, v):
 
     Possible values:
     "hopper": the kernels for compute capability 9.0;
-    "decode": the kernels that may split the keys, for few queries, or if no other kernels can run.
+    "decode": kernels that can split the keys over programs, for few queries or if no other kernels can run.
     """
     if q.shape[2] <= 64:
         return {"forward": "decode"}

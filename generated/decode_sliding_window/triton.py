@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 034ed6b1b0284038
-# body (hash of the text below): 97906be04c49fa58
+# inputs (hash of spec and templates): f99380a050035a38
+# body (hash of the text below): df31af54fdc0039a
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import functools
 import math
 import warnings
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError(
         "decode_sliding_window: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -281,7 +281,7 @@ def _decode_kernel(
 ):
     """Compute BLOCK_M rows of one (b, KV head) over one split of the keys.
 
-    In this kernel, q_idx is the index of a query in the call, not its position in the sequence.
+    q_idx (also in `_combine_kernel`) is the index of a query in the call, not its position in the sequence.
     """
     HKV = HQ // GQA
     row_tiles = tl.cdiv(SQ * GQA, BLOCK_M)
@@ -400,7 +400,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_sliding_window")
-_LIBRARY = _library("kgen_63bfcdefb37e48b5", "decode_sliding_window")
+_LIBRARY = _library("kgen_089a11a9a470e65b", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):
@@ -440,7 +440,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
     if programs < 4 * at_once:
-        splits = max(splits, min(most, 2))  # an average: with 2, long sequences get splits that short ones leave
+        splits = max(splits, min(most, 2))  # `splits` is an average: short sequences need fewer, so long ones get more
     part = part_lse = None
     if splits > 1:
         part = q.new_empty((B * splits, HQ, SQ, 128), dtype=torch.float32)
@@ -592,9 +592,7 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
             f"got {list(kv_lens.shape)} on {kv_lens.device}",
         )
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
-        raise ValueError(
-            "decode_sliding_window: a row of kv_lens must span fewer than 2**31 elements: make it contiguous",
-        )
+        raise ValueError("decode_sliding_window: kv_lens must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("decode_sliding_window", q, k, v)
     _no_gradients(
         "decode_sliding_window", "but the spec has no backward pass: add `backward` to its `passes`, or", q=q, k=k, v=v,
@@ -614,7 +612,7 @@ def decode_sliding_window_kernels(q, k, v):
     Possible values:
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run;
-    "decode": the kernels that may split the keys, for at most 64 queries.
+    "decode": kernels that can split the keys over programs, for at most 64 queries.
     """
     if q.shape[2] <= 64:
         return {"forward": "decode"}

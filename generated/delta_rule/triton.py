@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): bad5194472e85350
-# body (hash of the text below): 50f821337d6ca4c9
+# inputs (hash of spec and templates): c80ffd451c871375
+# body (hash of the text below): 3cd16b26bd2c643c
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -27,7 +27,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("delta_rule: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

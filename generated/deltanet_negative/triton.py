@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9602ddbc0d4a9c59
-# body (hash of the text below): 5e56245781f2ebf9
+# inputs (hash of spec and templates): acedd78e3ecbfd07
+# body (hash of the text below): e801450443477f67
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -29,7 +29,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("deltanet_negative: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

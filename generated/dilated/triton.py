@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c3c6ba482dfabbf9
-# body (hash of the text below): 3f096c15ff5ee8b3
+# inputs (hash of spec and templates): 9b3a8730a812c2a5
+# body (hash of the text below): 8a75c750c5976cf8
 """Causal attention to every fourth position back from the query.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("dilated: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

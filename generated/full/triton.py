@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d5b95d9c9c14c72a
-# body (hash of the text below): 08234f16ec209c13
+# inputs (hash of spec and templates): f72436faa4c7a032
+# body (hash of the text below): 148e267871495d64
 """Attention of every query to every key.
 
     out = softmax(scale * q @ k^T) @ v
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("full: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

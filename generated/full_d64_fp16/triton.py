@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9cd5e7f97920bac5
-# body (hash of the text below): 5f06724186daf72b
+# inputs (hash of spec and templates): ff1051b0749a0b2b
+# body (hash of the text below): 56ffe24556366f33
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("full_d64_fp16: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

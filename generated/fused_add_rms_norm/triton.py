@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 31fa3b6970fde9bc
-# body (hash of the text below): e36cfa85daf4c144
+# inputs (hash of spec and templates): 40504ca160d2d0ec
+# body (hash of the text below): 6f7ad5ef87a2ef3f
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -22,7 +22,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError(
         "fused_add_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 878bdfb78ab4012d
-# body (hash of the text below): e5de7fc1812da7db
+# inputs (hash of spec and templates): 1c7097110b0d81ca
+# body (hash of the text below): b1653826a99f21f7
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError(
         "gated_delta_output_fla: this file cannot run alone. Import its folder, or use `kgen render --single`",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 31973d548c9d68dd
-# body (hash of the text below): 324006d68b7d2eea
+# inputs (hash of spec and templates): 63d9dd534862a800
+# body (hash of the text below): 8205265aa4eb75b0
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -24,7 +24,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError(
         "gated_delta_output_varlen: this file cannot run alone. Import its folder, or use `kgen render --single`",

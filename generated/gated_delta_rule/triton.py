@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d5515e3f7223a70d
-# body (hash of the text below): 4bb036235d718de8
+# inputs (hash of spec and templates): a31c932b117d92d9
+# body (hash of the text below): 774410b5b44de8c8
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,7 +28,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("gated_delta_rule: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ed36a6974d7e1eaf
-# body (hash of the text below): 2f705b7dd55c0d1d
+# inputs (hash of spec and templates): f84c51ab8f272016
+# body (hash of the text below): c70e51ff1cdc6aba
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

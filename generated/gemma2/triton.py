@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f00bb21286e875fc
-# body (hash of the text below): 24fa8bcba65398ca
+# inputs (hash of spec and templates): cd6563a536a96217
+# body (hash of the text below): 0c7573e676067cf8
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -24,7 +24,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("gemma2: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 630d0ad46f76877b
-# body (hash of the text below): 9b7b15003dcd4ec9
+# inputs (hash of spec and templates): cfa55db3a7f14cf9
+# body (hash of the text below): d4c02f38cfd12126
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -24,7 +24,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("gpt_oss: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

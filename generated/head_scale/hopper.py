@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 49ab56b34a980f86
-# body (hash of the text below): b851c16764b20104
+# inputs (hash of spec and templates): fa8838bacfc6427b
+# body (hash of the text below): d4a505b0213e46a7
 """Attention with a learned temperature for each head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -38,8 +38,8 @@ SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
 
-# Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
-# other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
+# Tiles in shared memory, in the layout of TMA and wgmma. A block has 64 columns (128 bytes per row) of all rows. Blocks
+# are adjacent. In a block, the 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 # Rows [1, n] of lse and delta: n adjacent float32, not swizzled.
 VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
@@ -47,9 +47,9 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
-# the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
-# of slots in shared memory. Each consumer computes 64 rows of a tile.
+# The Gluon kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each
+# tile to the other warpgroups, the consumers, through shared memory. It also loads input tiles by TMA into rings of
+# slots in shared memory. In most kernels, each consumer computes 64 rows of a tile.
 # An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
@@ -57,7 +57,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 class Ring(NamedTuple):
     """Slots of shared memory. The full barrier of a slot completes when the data has arrived. The empty barrier
-    completes when all consumers have released the slot. Slots start empty: a wait for parity 1 on a fresh barrier
+    completes when all readers of the slot have released it. Slots start empty: a wait for parity 1 on a fresh barrier
     returns at once."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
@@ -152,8 +152,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
-    # for the release of tile i - n. Tile `after` = i - n + SLOTS has the same barrier, and the same parity of the wait.
+    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots (n) than the ring has barriers
+    # (SLOTS). Wait for the release of tile i - n, as `_producer_acquire` does for tile `after` = i - n + SLOTS.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -262,7 +262,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale_h", "SK"])
 def _hopper_producer(
     args, problem, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. For each tile, load the K and V tiles that it attends to; V follows K by LAG tiles."""
+    """Publish tiles of queries. For each, load Q (in dq also dO), and its K and V tiles. V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -299,7 +299,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: later kernels in the stream wait only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel. Wait for its end, because later kernels wait only for the dq kernel
 
 
 @gluon.jit
@@ -494,7 +494,7 @@ def _dq_hopper_tiles(
     n_last_masked, n_tiles, fixed,
     SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the tiles of keys [j_lo, j_hi). The product of the previous tile overlaps P and dS."""
+    """Compute dS of KV tiles [j_lo, j_hi). Meanwhile, add dS @ K of each previous tile to dq. Return the last dS."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
@@ -650,7 +650,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        # "The next kernel" below is the kernel that writes dq.
+        # The next kernel writes dq. It can start when every program has called gdc_launch_dependents or ended.
         gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
         gdc_launch_dependents()
         for j in range(n_tiles):
@@ -840,7 +840,7 @@ def backward_on_hopper(layouts, q, k, v, temperature, scale, dout, lse, delta, d
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before the delta kernel ends, and waits for delta
-    # before its first use. The dq kernel overlaps the last tiles of dk and dv.
+    # before its first use. If dq has a kernel of its own, it overlaps the last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,

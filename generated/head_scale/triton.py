@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 952249c273e0f825
-# body (hash of the text below): a9464f894653a465
+# inputs (hash of spec and templates): 696af73299d5751b
+# body (hash of the text below): 1d9a14825f226e58
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("head_scale: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -443,7 +443,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("head_scale")
-_LIBRARY = _library("kgen_c6eb3f84658d3921", "head_scale")
+_LIBRARY = _library("kgen_3f35b47c601d1115", "head_scale")
 
 
 def _descriptors(tile, *blocks):
@@ -666,7 +666,7 @@ def head_scale(q, k, v, *, temperature, scale=None, return_lse=False):
             f"got {list(temperature.shape)} on {temperature.device}",
         )
     if (HQ - 1) * temperature.stride(-1) >= 2**31:
-        raise ValueError("head_scale: a row of temperature must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("head_scale: temperature must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("head_scale", q, k, v, temperature)
     scale = 128 ** -0.5 if scale is None else _real("head_scale", "scale", scale)
     if not 0.0 < scale <= 2.0**127:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 563be00844229416
-# body (hash of the text below): 6378739af434f710
+# inputs (hash of spec and templates): 2c77b1d46d6d3374
+# body (hash of the text below): af97f5d16e417f30
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

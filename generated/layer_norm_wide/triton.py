@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 0e21f89160fe73e8
-# body (hash of the text below): 4e356686ab2248ab
+# inputs (hash of spec and templates): 42f307bfbae10e10
+# body (hash of the text below): 73f811bd6a301835
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

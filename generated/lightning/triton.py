@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f43f206ed7b3b7ca
-# body (hash of the text below): 3b01e3986fa7befe
+# inputs (hash of spec and templates): e69d20d8a6a2f150
+# body (hash of the text below): c936f858b0b665b5
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,7 +28,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("lightning: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c123e9257cdd3795
-# body (hash of the text below): ad3897fb34752a8e
+# inputs (hash of spec and templates): 1ef611396f44ec6c
+# body (hash of the text below): f6caeda7f98f5a74
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -27,7 +27,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError(
         "linear_attention_elu: this file cannot run alone. Import its folder, or use `kgen render --single`",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 0d54a48ae3f096a3
-# body (hash of the text below): 6b7f30ea9986f0f7
+# inputs (hash of spec and templates): 216e09b5691ecf39
+# body (hash of the text below): 7c8c722f381245a7
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError(
         "linear_attention_output: this file cannot run alone. Import its folder, or use `kgen render --single`",

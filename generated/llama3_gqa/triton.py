@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d4903dc00c4376ff
-# body (hash of the text below): 924f683eaa514f6e
+# inputs (hash of spec and templates): f75fda9d1bbfcd42
+# body (hash of the text below): d83f1efef3039da0
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("llama3_gqa: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b65bf98546e9b939
-# body (hash of the text below): b30c0829ae0ed98f
+# inputs (hash of spec and templates): a24a87168030d9a8
+# body (hash of the text below): bd862a3c856b041a
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -21,7 +21,7 @@ Usage:
 import math
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("longformer: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 53f085dba93c16ff
-# body (hash of the text below): 5dc2f8fd79dab1cd
+# inputs (hash of spec and templates): d1dd556212fd1b2e
+# body (hash of the text below): 1a7c4bcc2923f5ea
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("mla_prefill: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

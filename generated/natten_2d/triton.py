@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9904dd8efb406211
-# body (hash of the text below): 37afa1b3632b99ef
+# inputs (hash of spec and templates): 18eb5794d9f8e3bb
+# body (hash of the text below): 138065f4650303dc
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -30,7 +30,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("natten_2d: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

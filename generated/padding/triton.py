@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3f7b5db6a0cadfcd
-# body (hash of the text below): 8a49dab7316d8c00
+# inputs (hash of spec and templates): 16ec652e8cd12475
+# body (hash of the text below): b73f90f842385521
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("padding: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -435,7 +435,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("padding")
-_LIBRARY = _library("kgen_a65f35db4840b026", "padding")
+_LIBRARY = _library("kgen_fad5b192a57431bc", "padding")
 
 
 def _descriptors(tile, *blocks):
@@ -649,7 +649,7 @@ def padding(q, k, v, *, lens, scale=None, return_lse=False):
     if lens.shape != (B,) or lens.device != q.device:
         raise ValueError(f"padding: lens must be [{B}] on {q.device}, got {list(lens.shape)} on {lens.device}")
     if (B - 1) * lens.stride(-1) >= 2**31:
-        raise ValueError("padding: a row of lens must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("padding: lens must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("padding", q, k, v)
     scale = 128 ** -0.5 if scale is None else _real("padding", "scale", scale)
     if not 0.0 < scale <= 2.0**127:

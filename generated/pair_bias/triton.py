@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 1a49230e1a277a64
-# body (hash of the text below): e3abd98ea6687060
+# inputs (hash of spec and templates): b70d06babbd73172
+# body (hash of the text below): f4d7e672a3f6092f
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("pair_bias: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): bd0d463c5b316fc9
-# body (hash of the text below): 097eb11296ac50c0
+# inputs (hash of spec and templates): f5bcea25353a72f2
+# body (hash of the text below): 7aa2f0ff0b417935
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("prefix_lm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

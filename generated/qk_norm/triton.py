@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 34a3f48e6d99b3b4
-# body (hash of the text below): 1531d3b3adbbb6b2
+# inputs (hash of spec and templates): 4500a9445f819ff1
+# body (hash of the text below): 338a6f1c16d65ebe
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

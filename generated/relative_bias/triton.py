@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): dfa7d3fffd20459a
-# body (hash of the text below): 8e966e16d39e285b
+# inputs (hash of spec and templates): f1f7c4943af5e52c
+# body (hash of the text below): 67834e1b995c65f9
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -21,7 +21,7 @@ Usage:
 import math
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("relative_bias: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ec9e7d0409c46ed8
-# body (hash of the text below): 0b78df3e097035c6
+# inputs (hash of spec and templates): 120b969f3ef2dfb9
+# body (hash of the text below): 3c4d280a739b0fef
 """The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("retention_output: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

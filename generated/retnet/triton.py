@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 5c80fe38bc61e11b
-# body (hash of the text below): 79f6aaeeb321d045
+# inputs (hash of spec and templates): 278dc3f018e603ac
+# body (hash of the text below): b53a3e2ee8d3a0d3
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -26,7 +26,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("retnet: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

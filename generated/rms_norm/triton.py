@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d18c4533c09cee1b
-# body (hash of the text below): f2942f0382250d06
+# inputs (hash of spec and templates): 23671054c81e75d4
+# body (hash of the text below): 5be32ccfbc237a09
 """RMS norm over the last dimension.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

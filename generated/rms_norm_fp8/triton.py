@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4b3d2225ef7fad6c
-# body (hash of the text below): 9602b015098a130d
+# inputs (hash of spec and templates): 1883fbe9fa091eb3
+# body (hash of the text below): b6330a075cf4e4dc
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

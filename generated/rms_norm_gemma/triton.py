@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): fae61d6af02e5205
-# body (hash of the text below): 8dc32a57f784311b
+# inputs (hash of spec and templates): 5e7263228abbf1ea
+# body (hash of the text below): 1116718ab9f29677
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("rms_norm_gemma: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

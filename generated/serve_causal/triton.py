@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 29561da617065d69
-# body (hash of the text below): 521f9f01fba84fea
+# inputs (hash of spec and templates): c5984c1f7fe35950
+# body (hash of the text below): 55fcbe6e3293f5cc
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import functools
 import math
 import warnings
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("serve_causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 91011dd85dfa4585
-# body (hash of the text below): fec259342c94e7f4
+# inputs (hash of spec and templates): a8fcab6038ee1562
+# body (hash of the text below): 929d58ffd103740e
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import functools
 import math
 import warnings
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("serve_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 291ff3ff651824b7
-# body (hash of the text below): fac860093c08405a
+# inputs (hash of spec and templates): cf7a9fbfa9c0bc4f
+# body (hash of the text below): 5c18b861e1f4d190
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ Usage:
 import functools
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("serve_gpt_oss: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

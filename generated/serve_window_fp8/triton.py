@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8dee9155583c4cee
-# body (hash of the text below): c5c376bb7285bb1e
+# inputs (hash of spec and templates): e32814c0c6d051c2
+# body (hash of the text below): ceab0b9339733372
 """Serving over a KV cache in FP8, with sinks and a window that the call sets.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ Usage:
 import functools
 import math
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("serve_window_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 0cb9f19ba9e62203
-# body (hash of the text below): b3bcb34922916f6f
+# inputs (hash of spec and templates): bd9a71d86701cbc6
+# body (hash of the text below): 5912e84d8ff04bbc
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(scale * q @ k^T) @ v
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("siglip: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

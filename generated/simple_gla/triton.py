@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3f3cb6791e0a24ba
-# body (hash of the text below): 6b4072161bc14fdc
+# inputs (hash of spec and templates): be93883e0c0022f1
+# body (hash of the text below): faa30ad2c61e26a5
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -26,7 +26,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("simple_gla: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

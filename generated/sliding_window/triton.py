@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 5320d6a35e623cca
-# body (hash of the text below): 62ba45d3d5e3e5e0
+# inputs (hash of spec and templates): 42ae34f3bbadae89
+# body (hash of the text below): dfdf8c76394885af
 """Causal attention to the last 1024 positions.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("sliding_window: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 204ab9adbb5a2001
-# body (hash of the text below): d6fe3504f90538cc
+# inputs (hash of spec and templates): fa7c813602b2e7d9
+# body (hash of the text below): d32d306b1ca76b35
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -24,7 +24,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("softcap_fast: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 671952e9e29dd0a4
-# body (hash of the text below): 107f8584827b12bf
+# inputs (hash of spec and templates): ac2cb1ea3bc3b973
+# body (hash of the text below): a6b9cb1d58f0e866
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -32,16 +32,16 @@ async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy
 # 16w + l // 4 + 8. In each group of 8 columns, lane l owns columns 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
-# Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
-# other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
+# Tiles in shared memory, in the layout of TMA and wgmma. A block has 64 columns (128 bytes per row) of all rows. Blocks
+# are adjacent. In a block, the 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
 
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
-# the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
-# of slots in shared memory. Each consumer computes 64 rows of a tile.
+# The Gluon kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each
+# tile to the other warpgroups, the consumers, through shared memory. It also loads input tiles by TMA into rings of
+# slots in shared memory. In most kernels, each consumer computes 64 rows of a tile.
 # An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
@@ -49,7 +49,7 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 class Ring(NamedTuple):
     """Slots of shared memory. The full barrier of a slot completes when the data has arrived. The empty barrier
-    completes when all consumers have released the slot. Slots start empty: a wait for parity 1 on a fresh barrier
+    completes when all readers of the slot have released it. Slots start empty: a wait for parity 1 on a fresh barrier
     returns at once."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
@@ -303,7 +303,7 @@ def _dkdv_hopper_producer(
                         first = FAR - SK + kv_start + half * (BLOCK_N // 2)
                         _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [FAR, kv_end, h_kv, first, 0])
                         _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [FAR, kv_end, h_kv, first, 0])
-                # "The next kernel" below is the kernel that writes dq.
+                # The next kernel writes dq. It can start when every program has called gdc_launch_dependents or ended.
                 gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
                 gdc_launch_dependents()
                 for j in range(n_tiles):
@@ -443,7 +443,7 @@ def _dkdv_hopper_consumer(
             slopes_h = gl.load(problem.slopes_ptr + h * problem.stride_slopes_0)
             bias_h = LOG2E * slopes_h
             fixed = DkdvFixed(kv_idx, qk_scale, bias_h, SQ)
-            # The published range of query tiles is for all BLOCK_N keys. Find the part of it that this half needs.
+            # The published range of query tiles is for all BLOCK_N keys. Find the part that this consumer's keys need.
             kv_last = gl.minimum(kv_start + OWN_N, SK) - 1
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, SQ)
@@ -530,7 +530,7 @@ def backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, sca
     tensors = q, k, v, dout, dk, dv
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before the delta kernel ends, and waits for delta
-    # before its first use. The dq kernel overlaps the last tiles of dk and dv.
+    # before its first use. If dq has a kernel of its own, it overlaps the last tiles of dk and dv.
     programs = min((TK // 128 + B + 1) * HKV, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,

@@ -23,7 +23,7 @@ _LEAST_SPLITS = If(
         assign(
             "splits",
             text("max(splits, min(most, 2))"),
-            note="an average: with 2, long sequences get splits that short ones leave",
+            note="`splits` is an average: short sequences need fewer, so long ones get more",
         ),
     ),
 )

@@ -33,9 +33,9 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         branch=Branch("_decode", few, takes_rest=plan.alone, leaves=many if plan.alone else ""),
         choice=Choice(
             kind="decode",
-            words='"decode": the kernels that may split the keys'
+            words='"decode": kernels that can split the keys over programs'
             + (
-                ", for few queries, or if no other kernels can run"
+                ", for few queries or if no other kernels can run"
                 if plan.alone
                 else f", for at most {MOST_QUERIES} queries"
             ),

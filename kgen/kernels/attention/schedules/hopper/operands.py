@@ -130,8 +130,10 @@ class Lag:
 
     @property
     def words(self) -> str:
-        """The lag in words, for a docstring."""
-        return "; V follows K by LAG tiles" if self.given else ""
+        """The loads of a producer, and the lag, in words, for a docstring."""
+        if self.given:
+            return "Q (in dq also dO), and its K and V tiles. V follows K by LAG tiles"
+        return "Q, and the K and V tiles that it attends to"
 
     @property
     def constant(self) -> list[Statement]:
@@ -152,8 +154,8 @@ class Lag:
     def last_wait(self) -> list[Statement]:
         """The final wait of a producer that also serves dq."""
         why = (
-            "dq overlaps the dk and dv kernel, but must end last: "
-            "later kernels in the stream wait only for dq"
+            "dq overlaps the dk and dv kernel. Wait for its end, "
+            "because later kernels wait only for the dq kernel"
         )
         return [_wait(why)] if self.given else []
 
