@@ -154,7 +154,9 @@ def _call(inputs: Inputs, subject: Subject, moved: int | None = None) -> None:
     Saved-tensor hooks return the tensor `moved` at another address.
     """
     inputs = replace(inputs, **{name: getattr(inputs, name).detach() for name in ("q", "k", "v")})
-    asked: Mapping[str, Any] = {} if inputs.dlse is None else {"return_lse": True}
+    asked: dict[str, Any] = {} if inputs.dlse is None else {"return_lse": True}
+    if asked and subject.problem.row_max:
+        asked["return_max"] = True
     if subject.backward:
         wanted = [*differentiable(subject.problem, inputs).values()]
         count = itertools.count()
@@ -165,7 +167,7 @@ def _call(inputs: Inputs, subject: Subject, moved: int | None = None) -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(lambda x: (next(count), x), unpacked):
             found = call(subject.function, inputs, **asked)
-            outputs = found if asked else (found,)
+            outputs = found[:2] if asked else (found,)
             cotangents = (inputs.dout, inputs.dlse)[: len(outputs)]
             torch.autograd.grad(outputs, wanted, cotangents, materialize_grads=True)
         assert next(count) <= SAVED, "more is saved than is handed over from another place"

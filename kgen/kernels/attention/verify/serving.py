@@ -131,6 +131,7 @@ class Served:
             result,
             out=result.out[: self.new],
             lse=result.lse[:, : self.new],
+            row_max=result.row_max[:, : self.new],
             dead=result.dead[: self.new],
         )
 
