@@ -181,7 +181,7 @@ def texts_of(template: Template) -> dict[str, str]:
     env = environment(template_root())
     found: dict[str, str] = {}
     for part in parts(template):
-        missing = frozenset(name for name in part.optional if not getattr(part, name))
+        missing = frozenset(name for name in part.optional_fields if not getattr(part, name))
         for name, text in template_texts(env, part.template).items():
             own = without_blocks(text, missing)
             found[name] = max(own, found.get(name, ""), key=len)

@@ -24,7 +24,7 @@ class Template:
     template: ClassVar[str]
     """The path of the template below `templates/`."""
     language: ClassVar[str] = TRITON
-    optional: ClassVar[tuple[str, ...]] = ()
+    optional_fields: ClassVar[tuple[str, ...]] = ()
     """The fields that few specs have. If one is false, its blocks `{% if NAME %}` do not count in
     the hash of the templates of a file.
     """

@@ -20,10 +20,15 @@ STORE_MAX = "STORE_MAX=row_max is not None"
 class RowMax:
     """The base of templates that compute or return the largest score of each row."""
 
-    optional: ClassVar[tuple[str, ...]] = ("row_max",)
+    optional_fields: ClassVar[tuple[str, ...]] = ("row_max",)
 
     row_max: bool
     """True if calls can return the largest score of each row."""
+
+    @property
+    def wrong_return_max(self) -> str:
+        """The message for another value of `return_max`."""
+        return "return_max must be True, False or 'head', got {return_max!r}"
 
 
 def largest(sinks: bool) -> str:

@@ -84,7 +84,10 @@ def _run_served(subject: Subject, name: str) -> list[compare.Check]:
     names = vars(subject.module)
     with serving.processors(names, batch):
         run, broken = compare.careful(
-            lambda: serving.results(serving.call(names, problem, served), served),
+            lambda: {
+                **serving.results(serving.call(names, problem, served), served),
+                **row_max.served(names, problem, served),
+            },
             serving.tensors(served),
             device,
             fixed={"out", "lse", *row_max.NAMES}.__contains__,

@@ -124,6 +124,7 @@ def _serve_laid_out(subject: Subject) -> None:
         q, pages = served.inputs.q, (served.k_pages, served.v_pages)
         tensors = dict(zip(("q", "k_pages", "v_pages"), (q, *pages), strict=True))
         tensors |= {"block_table": served.block_table, "out": served.out, "lse": served.lse}
+        tensors |= {"row_max": served.lse.clone()} if problem.row_max else {}
         right = {**tensors, **serving.keywords(served)}
         scales = {n: x for n, x in served.scales.items() if isinstance(x, Tensor) and x.dim() == 3}
         tensors |= scales

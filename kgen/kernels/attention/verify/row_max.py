@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kgen.kernels.attention.verify import serving
 from kgen.kernels.attention.verify.inputs import Inputs, call
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.reference import Result
+from kgen.kernels.attention.verify.serving import Served
 from kgen.verify import compare
 
 NAMES = ("row_max", "head_max")
@@ -30,6 +33,22 @@ def results(problem: Problem, function: Any, inputs: Inputs) -> dict[str, Tensor
     _, _, heads = call(function, inputs, return_lse=True, return_max="head")
     assert not (rows.requires_grad or heads.requires_grad), "the largest scores have no gradient"
     return dict(zip(NAMES, (rows, heads), strict=True))
+
+
+def served(names: Mapping[str, Any], problem: Problem, batch: Served) -> dict[str, Tensor]:
+    """Return the largest scores of rows and of heads, from two calls of the function for serving.
+
+    Rows after the last sequence must keep their values.
+    """
+    if not problem.row_max:
+        return {}
+    own = torch.full_like(batch.lse, 7.0)
+    asked = {"row_max": own} if batch.batch.given else {"return_max": True}
+    *_, rows = serving.call(names, problem, batch, **asked)
+    if batch.batch.given:
+        assert rows is own and bool((own[:, batch.new :] == 7.0).all()), "rows after the end"
+    *_, heads = serving.call(names, problem, batch, return_max="head")
+    return dict(zip(NAMES, (rows[:, : batch.new].clone(), heads), strict=True))
 
 
 def verdict(

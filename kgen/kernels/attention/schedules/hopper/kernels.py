@@ -155,7 +155,7 @@ def _skipped(ring: str, at: Code, n: str | int) -> Code:
 class ForwardKernel(RowMax):
     """Forward, with the producer of tiles of queries."""
 
-    optional: ClassVar[tuple[str, ...]] = (*RowMax.optional, "top")
+    optional_fields: ClassVar[tuple[str, ...]] = (*RowMax.optional_fields, "top")
 
     tile: HopperTile
     loop: QueriesLoop

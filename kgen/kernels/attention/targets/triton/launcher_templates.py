@@ -334,11 +334,6 @@ class Function(Exact, RowMax, Placement, Template):
     """The arguments of the operators."""
 
     @property
-    def wrong_return_max(self) -> str:
-        """The message for another value of `return_max`."""
-        return "return_max must be True, False or 'head', got {return_max!r}"
-
-    @property
     def dtypes_differ(self) -> str:
         """The message for operands of another dtype."""
         return (
