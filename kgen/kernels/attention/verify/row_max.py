@@ -31,7 +31,8 @@ def results(problem: Problem, function: Any, inputs: Inputs) -> dict[str, Tensor
         return {}
     _, rows = call(function, inputs, return_max=True)
     _, _, heads = call(function, inputs, return_lse=True, return_max="head")
-    assert not (rows.requires_grad or heads.requires_grad), "the largest scores have no gradient"
+    learned = [x for x in (rows, heads) if x.requires_grad]
+    assert not learned, "the largest scores have no gradient"
     return dict(zip(NAMES, (rows, heads), strict=True))
 
 
@@ -46,7 +47,8 @@ def served(names: Mapping[str, Any], problem: Problem, batch: Served) -> dict[st
     asked = {"row_max": own} if batch.batch.given else {"return_max": True}
     *_, rows = serving.call(names, problem, batch, **asked)
     if batch.batch.given:
-        assert rows is own and bool((own[:, batch.new :] == 7.0).all()), "rows after the end"
+        assert rows is own, "the result is the tensor of the call"
+        assert bool((own[:, batch.new :] == 7.0).all()), "rows after the end"
     *_, heads = serving.call(names, problem, batch, return_max="head")
     return dict(zip(NAMES, (rows[:, : batch.new].clone(), heads), strict=True))
 

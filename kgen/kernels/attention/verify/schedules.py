@@ -64,7 +64,10 @@ def _schedule(batch: Batch, seed: int) -> Iterator[list[Part]]:
 def _run(subject: Subject, served: Served, steps: Any) -> list[Tensor]:
     """Return the outputs of all new tokens after all steps."""
     count = 2 if subject.problem.row_max else 1
-    out, of_rows = torch.empty_like(served.out), [torch.empty_like(served.lse) for _ in range(count)]
+    out, of_rows = (
+        torch.empty_like(served.out),
+        [torch.empty_like(served.lse) for _ in range(count)],
+    )
     starts = served.inputs.cu_seqlens[0].tolist()
     for step in steps:
         rows = [range(starts[r] + first, starts[r] + end) for r, first, end in step]
