@@ -5,8 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import Gradients, RowGradient
+from kgen.kernels.attention.lowered.row_max import TOP, RowMax
 from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
 from kgen.kernels.attention.schedules.hopper.loops import GradientOfScores
 from kgen.kernels.attention.schedules.hopper.operands import (
@@ -150,8 +152,10 @@ def _skipped(ring: str, at: Code, n: str | int) -> Code:
 
 
 @dataclass(frozen=True)
-class ForwardKernel:
+class ForwardKernel(RowMax):
     """Forward, with the producer of tiles of queries."""
+
+    optional_fields: ClassVar[tuple[str, ...]] = (*RowMax.optional_fields, "top")
 
     tile: HopperTile
     loop: QueriesLoop
@@ -203,12 +207,27 @@ class ForwardKernel:
     @property
     def carried(self) -> str:
         """The names of the loop-carried values."""
-        return f"{'p, ' if self.tile.chained else ''}m_i, l_i, acc, n_used"
+        ahead = "p, " if self.tile.chained else ""
+        return f"{ahead}{', '.join(['m_i', 'l_i', *self.top])}, acc, n_used"
+
+    @property
+    def top(self) -> list[str]:
+        """The largest logit of each row, if calls can return it and it may differ from m_i.
+
+        With three consumers, m_i is the maximum of the sink and the logits.
+        """
+        differs = self.tile.chained or self.sink_load is not None
+        return [TOP] if self.row_max and differs else []
+
+    @property
+    def largest(self) -> str:
+        """The largest logit of each row, after the loops."""
+        return ", ".join(self.top) or "m_i"
 
     @property
     def alpha(self) -> list[str]:
         """The results of a tile's softmax other than P, m_i and l_i."""
-        return [] if self.tile.bounded else ["alpha"]
+        return [*self.top, *([] if self.tile.bounded else ["alpha"])]
 
     @property
     def row_sum(self) -> str:

@@ -210,6 +210,7 @@ def _forward(
     values = f"SLOTS - {fewer}" if fewer else "SLOTS"
     of_streams = [RingAt(f"{s.name}_ring", row("sub", "n_used", "i")) for s in streams]
     return ForwardKernel(
+        row_max=spec.row_max,
         tile=plan.forward,
         loop=loops.forward,
         published=tiles_of_queries(loops.forward, loops.dq, kernels.packed),

@@ -118,6 +118,7 @@ class _Files:
             width=spec.head_dim.qk,
             backward=backward,
             sinks=bool(spec.sinks),
+            row_max=spec.row_max,
         )
 
     def program(self) -> AttentionProgram:
@@ -130,6 +131,7 @@ class _Files:
             license=self.license,
             tensors=self.tensors,
             first=self.first,
+            row_max=spec.row_max,
             packed=self.packed,
             grouped=plan.grouped,
             paged=spec.paged_kv is not None,
@@ -185,6 +187,7 @@ class _Files:
             first=self.first,
             lse=self.tensors.lse,
             sinks=bool(self.spec.sinks),
+            row_max=self.spec.row_max,
             functions=[function for of in ordered for function in of.functions],
             workspace=[line for of in self.calls for line in of.workspace],
             ways=ways,
@@ -204,6 +207,7 @@ class _Files:
         descs += [desc for of in self.calls for desc in of.descs]
         lists = self.tensors.lists
         more = [*(f"{t.label}_ptr" for t in lists), *_OF_LISTS] if lists else []
+        more += ["max_ptr", "STORE_MAX"] if self.spec.row_max else []
         more += [*learned_names(self.plan), *(name for of in self.calls for name in of.names)]
         return unique([*of_tensors, *descs, *self.lowering.problem, *more, *_NAMES.split()])
 
