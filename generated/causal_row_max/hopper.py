@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 6015a261aeb40e55
-# body (hash of the text below): 2b21e8b408906860
+# inputs (hash of spec and templates): a6ccb61f79dde97a
+# body (hash of the text below): 4a66f0ece0f048db
 """Causal attention that returns the largest score of each row, as QK-clip needs it.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -39,8 +39,8 @@ SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
 
-# Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
-# other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
+# Tiles in shared memory, in the layout of TMA and wgmma. A block has 64 columns (128 bytes per row) of all rows. Blocks
+# are adjacent. In a block, the 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 # Rows [1, n] of lse and delta: n adjacent float32, not swizzled.
 VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
@@ -48,9 +48,9 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each tile to
-# the other warpgroups, the consumers, through shared memory. It also loads the operands of the tile by TMA into rings
-# of slots in shared memory. Each consumer computes 64 rows of a tile.
+# The Gluon kernels are persistent and warp-specialized. One warpgroup is the producer. It sends the coordinates of each
+# tile to the other warpgroups, the consumers, through shared memory. It also loads input tiles by TMA into rings of
+# slots in shared memory. In most kernels, each consumer computes 64 rows of a tile.
 # An arrival at a barrier counts for a whole warpgroup: Triton synchronizes its warps, and then one thread arrives.
 # Parameters of device functions are grouped in named tuples. `args` has the descriptors, pointers and rings of one
 # warpgroup. `problem` has the arguments of the call, such as sizes. `fixed` has values that a loop does not change.
@@ -58,7 +58,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 class Ring(NamedTuple):
     """Slots of shared memory. The full barrier of a slot completes when the data has arrived. The empty barrier
-    completes when all consumers have released the slot. Slots start empty: a wait for parity 1 on a fresh barrier
+    completes when all readers of the slot have released it. Slots start empty: a wait for parity 1 on a fresh barrier
     returns at once."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
@@ -153,8 +153,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots than the ring has barriers. Wait
-    # for the release of tile i - n. Tile `after` = i - n + SLOTS has the same barrier, and the same parity of the wait.
+    # The slot last held tile i - n, where n = slots.shape[0]. V may have fewer slots (n) than the ring has barriers
+    # (SLOTS). Wait for the release of tile i - n, as `_producer_acquire` does for tile `after` = i - n + SLOTS.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -274,7 +274,7 @@ def _hopper_producer(
     args, problem, GQA: tl.constexpr, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. For each tile, load the K and V tiles that it attends to; V follows K by LAG tiles."""
+    """Publish tiles of queries. For each, load Q (in dq also dO), and its K and V tiles. V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -317,7 +317,7 @@ def _hopper_producer(
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the dk and dv kernel, but must end last: later kernels in the stream wait only for dq
+    gdc_wait()  # dq overlaps the dk and dv kernel. Wait for its end, because later kernels wait only for the dq kernel
 
 
 @gluon.jit
@@ -518,7 +518,7 @@ def _dq_hopper_tiles(
     n_last_masked, n_tiles, fixed,
     SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the tiles of keys [j_lo, j_hi). The product of the previous tile overlaps P and dS."""
+    """Compute dS of KV tiles [j_lo, j_hi). Meanwhile, add dS @ K of each previous tile to dq. Return the last dS."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
@@ -559,8 +559,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(q_idx, qk_scale, problem.SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
-        # The published range of KV tiles is for all BLOCK_M rows. Find the part of it that this half of the rows needs,
-        # and the tiles that it masks.
+        # The published range of KV tiles is for all BLOCK_M rows. Find the KV tiles that the rows of this consumer
+        # need, and those of them that need a mask.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_hi = gl.minimum(q_last + 1, problem.SK)
         own_full_hi = gl.minimum(q_start + 1, problem.SK) // BLOCK_N * BLOCK_N
@@ -685,7 +685,7 @@ def _dkdv_hopper_producer(
                     first = kv_start + half * (BLOCK_N // 2)
                     _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
                     _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
-            # "The next kernel" below is the kernel that writes dq.
+            # The next kernel writes dq. It can start when every program has called gdc_launch_dependents or ended.
             gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
             gdc_launch_dependents()
             for j in range(n_tiles):
@@ -724,8 +724,8 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
     ROWS: tl.constexpr = k_a.shape[0]
     HALF_D: tl.constexpr = k_a.shape[1] // 2
     k_a, k_b = k_a.slice(HALF * HALF_D, HALF_D, 1), k_b.slice(HALF * HALF_D, HALF_D, 1)
-    # At the first queries of a KV tile, the caller passes -1 or a tile of the KV tile before. Then the wait returns at
-    # once, the slot holds old data, and the caller ignores the product.
+    # At the first query tile of a KV tile, i is -1 or belongs to the previous KV tile. Then the wait returns at once,
+    # the slot holds old data, and the caller ignores the product.
     mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)
     ds = ds_tiles.slots.index(i & 1)
     zero = gl.full([ds.shape[1], HALF_D], 0.0, gl.float32, layout=LAYOUT)
@@ -761,7 +761,7 @@ def _backward_hopper_tiles(
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the tiles of queries [j_lo, j_hi). Score tiles have keys as rows.
 
-    With DQ, each iteration also adds dS @ K of the previous tile to dq. That product runs before the product of dk.
+    With DQ, each iteration also adds dS @ K of the previous tile (if any) to dq. This product runs before that of dk.
     """
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     for j in range(j_lo, j_hi):
@@ -791,8 +791,8 @@ def _backward_hopper_tiles(
             dq_async = _async_ds_dot_k(ds_tiles, n_used - 1, k_a, k_b, CONSUMER, SCORES)
         dk_async = _async_dot(dk, ds, q, OUT)
         if DQ:
-            # Tile n_used - 2 used this slot. Each consumer completed its dq product of that tile, and then arrived at
-            # `ds_tiles.full` of tile n_used - 1. `_async_ds_dot_k` has waited for both arrivals, so the slot is free.
+            # Tile n_used - 2 used this slot. Each consumer finishes its reads of that tile, and then arrives at
+            # `ds_tiles.full` for tile n_used - 1. `_async_ds_dot_k` has waited for both arrivals, so the slot is free.
             ds_tiles.slots.index(n_used & 1).slice(CONSUMER * k.shape[0], k.shape[0]).store(ds)
             fence_async_shared()
             barrier()
@@ -847,8 +847,8 @@ def _backward_hopper_consumer(
             h = h_kv * GQA + g
             head = (b * problem.HQ + h) * gl.cdiv(problem.SQ, BLOCK_M)
             fixed = DkdvFixed(kv_idx, qk_scale, problem.SQ, problem.SK)
-            # The published range of query tiles is for all BLOCK_N keys. Without DQ, find the part of it that this half
-            # needs. With DQ, both halves process all tiles, because dS @ K needs dS^T of both.
+            # The published range of query tiles is for all BLOCK_N keys. Without DQ, find the query tiles that this
+            # consumer's keys need. With DQ, both consumers process all tiles, because dS @ K needs dS^T of both.
             n_ahead = 0
             if not DQ:
                 own_lo = kv_start // BLOCK_M * BLOCK_M
@@ -895,7 +895,7 @@ def _backward_hopper_kernel(
     program processes many tiles."""
     problem = Problem(B, HQ, SQ, SK, scale)
     # A KV tile has four slots: two halves of K, and two halves of V. Without DQ, there are slots for two KV tiles. With
-    # DQ, dS^T uses the memory of the second KV tile.
+    # DQ, there are slots for one, because dS^T also needs shared memory.
     KV_SLOTS: tl.constexpr = 4 if DQ else 8
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
     q_slots = QuerySlots(
@@ -996,8 +996,8 @@ def _gluon_rows(x, n):
 
 
 def _in_one_kernel(SK, n_tiles, device):
-    """True if one kernel computes dq, dk and dv. With enough work, one kernel is faster than two concurrent kernels.
-    The atomic additions to dq are not deterministic."""
+    """True if the kernel of dk and dv also sums dq. With enough work, this is faster than two concurrent kernels.
+    The order of its atomic additions to dq varies."""
     enough = SK >= 2560 and 2 * n_tiles >= 3 * _multiprocessors(device)
     return enough and not torch.are_deterministic_algorithms_enabled()
 
@@ -1020,7 +1020,7 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq_s
     tensors = q, k, v, dout, dq, dk, dv
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before the delta kernel ends, and waits for delta
-    # before its first use. The dq kernel overlaps the last tiles of dk and dv.
+    # before its first use. If dq has a kernel of its own, it overlaps the last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HKV, _multiprocessors(q.device))
     in_one = dq_sum is not None
     _launch(

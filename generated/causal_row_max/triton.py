@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 84df70f78af6b574
-# body (hash of the text below): 0d75ee302e558e50
+# inputs (hash of spec and templates): 58971e2a61d966ba
+# body (hash of the text below): 60234c481c384dff
 """Causal attention that returns the largest score of each row, as QK-clip needs it.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# If this folder is on sys.path, as for a script in it, `import triton` imports this file, not Triton. Raise an error.
+# This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
 if not __package__:
     raise ImportError("causal_row_max: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
