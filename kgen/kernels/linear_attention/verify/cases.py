@@ -29,7 +29,7 @@ from kgen.kernels.linear_attention.verify.problem import Problem
 from kgen.kernels.linear_attention.verify.reference import STATE, Result, linear_attention
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
-from kgen.verify.tensors import DTYPES
+from kgen.verify.tensors import DTYPES, arrange
 
 
 def groups(problem: Problem) -> tuple[str, ...]:
@@ -93,12 +93,13 @@ def _compare(
     yardstick: Result,
     terms: Mapping[str, Result],
     keys: str = "random",
+    within: str | None = None,
 ) -> list[compare.Check]:
     dtypes = {b.name: b.dtype for b in problem.buffers} | {STATE: problem.state_dtype}
     found = []
     for name, value in got.items():
-        if name in OUTPUTS:
-            dtype = problem.dtype if name == "o" else problem.state_dtype
+        if name in (*OUTPUTS, "states"):
+            dtype = {"o": problem.dtype, "states": within}.get(name) or problem.state_dtype
             want, eager_value = getattr(truth, name), getattr(yardstick, name)
         else:
             dtype = dtypes.get(name[1:], problem.dtype)
@@ -203,26 +204,49 @@ def _checked(
 
 
 def _run_steps(subject: Subject, inputs: Inputs) -> list[compare.Check]:
-    """Return the verdict on `o` and on the state, which the call updates in place."""
-    problem, tensors = subject.problem, inputs.tensors
-    options = inputs.call(problem)
+    """Return the verdict on `o`, on the state that the call updates in place, and on states
+    after each token.
+    """
+    problem, tensors, within = subject.problem, inputs.tensors, inputs.case.within
+    options = inputs.call(problem, every=1 if within else None)
     truth, yardstick = (of(problem, tensors, options) for of in (linear_attention, eager_steps))
     state = tensors.pop(STATE)
     keywords = {n: x for n, x in inputs.keywords.items() if n != "output_final_state"}
     function = getattr(subject.module, f"{problem.name}_decode")
+    before = {"state": state}
+    if truth.states is not None and within:
+        empty = torch.full_like(truth.states, torch.nan, dtype=DTYPES[within])
+        before["states"] = arrange(empty, inputs.case.layout, 8)
 
     def run() -> dict[str, Tensor]:
-        whole = state.as_strided((state.untyped_storage().size() // state.element_size(),), (1,), 0)
-        copied = whole.clone()
-        own = copied.as_strided(state.shape, state.stride(), state.storage_offset())
-        o = function(**tensors, state=own, **keywords)
-        found = own.clone()
-        own.copy_(state)
-        assert compare.same_bits(copied, whole), "the function wrote next to the state"
-        return {"o": o, "final_state": found}
+        own = {name: _with_surroundings(x) for name, x in before.items()}
+        found = {"o": function(**tensors, **own, **keywords)}
+        written = {name: _written(name, own[name], x) for name, x in before.items()}
+        return found | {"final_state" if n == "state" else n: x for n, x in written.items()}
 
     got, broken = compare.careful(run, tensors, subject.device)
-    return [*_compare(problem, got, truth, yardstick, {}), *broken]
+    return [*_compare(problem, got, truth, yardstick, {}, within=within), *broken]
+
+
+def _with_surroundings(x: Tensor) -> Tensor:
+    """Return a copy of a tensor together with the memory around it."""
+    return _memory(x).clone().as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def _written(name: str, own: Tensor, before: Tensor) -> Tensor:
+    """Return the values that a call wrote to `own`.
+
+    Raise `AssertionError` if memory around them differs from that of `before`.
+    """
+    found = own.clone()
+    own.copy_(before)
+    assert compare.same_bits(_memory(own), _memory(before)), f"the function wrote next to `{name}`"
+    return found
+
+
+def _memory(x: Tensor) -> Tensor:
+    """Return the memory of a tensor as a vector."""
+    return x.as_strided((x.untyped_storage().size() // x.element_size(),), (1,), 0)
 
 
 # --- calls to compile ------------------------
@@ -250,7 +274,10 @@ def _compile_steps(problem: Problem, function: Any) -> None:
     inputs = draw(problem, decode_cases(problem, quick=True)[0], "cpu")
     tensors = {"state" if n == STATE else n: x for n, x in inputs.tensors.items()}
     keywords = {n: x for n, x in inputs.keywords.items() if n != "output_final_state"}
-    function.__globals__[f"{problem.name}_decode"](**tensors, **keywords)
+    function = function.__globals__[f"{problem.name}_decode"]
+    function(**tensors, **keywords)
+    shape = (*tensors["v"].shape[:3], problem.head_qk, problem.head_v)
+    function(**tensors, **keywords, states=torch.empty(shape))
 
 
 def _compile(problem: Problem, case: Case, in_all_dtypes: bool, function: Any) -> None:

@@ -135,7 +135,27 @@ def refuses_misuse(subject: Subject) -> None:
     wrong = _misuses(subject, inputs)
     must_refuse(
         {what: partial(subject.function, **{**right, **change}) for what, change in wrong.items()}
+        | (_misused_steps(subject, inputs) if "decode" in subject.problem.passes else {})
     )
+
+
+def _misused_steps(subject: Subject, inputs: Inputs) -> dict[str, Callable[[], Any]]:
+    """Return wrong calls of the function that steps states, by their mistakes."""
+    problem, t = subject.problem, inputs.tensors
+    decode = getattr(subject.module, f"{problem.name}_decode")
+    right = {"state" if n == STATE else n: x for n, x in t.items()} | inputs.keywords
+    right.pop("output_final_state")
+    (B, T, HV, V), K = t["v"].shape, problem.head_qk
+    states = t["v"].new_zeros((B, T, HV, K, V), dtype=torch.float32)
+    wrong: dict[str, dict[str, Any]] = {
+        "steps from a state of other columns": {"state": t[STATE][..., :-1]},
+        "steps without a state": {"state": None},
+        "states for fewer tokens": {"states": states[:, :-1]},
+        "states without a batch": {"states": states[0]},
+        "states in float16": {"states": states.half()},
+        "states that are no tensor": {"states": True},
+    }
+    return {what: partial(decode, **{**right, **change}) for what, change in wrong.items()}
 
 
 def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:

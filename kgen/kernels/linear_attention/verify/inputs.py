@@ -24,6 +24,7 @@ from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
 
 OUTPUTS = ("o", "final_state")
+"""Outputs with cotangents."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Case:
     scale: float | None = None
     states: Literal["none", "in", "out", "both"] = "both"
     """The initial state is an argument; the final state is an output, with a cotangent."""
+    within: Literal["fp32", "bf16"] | None = None
+    """Dtype of the states within sequences, an output."""
     long_offsets: bool = False
     """`cu_seqlens` is int64."""
     tail: int = 0
@@ -75,10 +78,12 @@ class Inputs:
     cotangents: dict[str, Tensor]
     keywords: dict[str, Any]
 
-    def call(self, problem: Problem, wanted: tuple[str, ...] = ()) -> Call:
+    def call(
+        self, problem: Problem, wanted: tuple[str, ...] = (), every: int | None = None
+    ) -> Call:
         """Return the options with which references compute this call."""
         lengths = self.case.lengths if problem.varlen else None
-        return Call(lengths, self.case.scale, self.cotangents if wanted else {}, wanted)
+        return Call(lengths, self.case.scale, self.cotangents if wanted else {}, wanted, every)
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
@@ -144,6 +149,8 @@ def _steps(quick: bool) -> Iterator[Case]:
     yield Case("one-step", (1,), batch=2)
     yield Case("few-steps", (4,), heads=2, layout="guarded")
     yield Case("uneven-steps", (1, 0, 3), long_offsets=True)
+    yield Case("kept-steps", (1, 0, 3), batch=2, layout="padded", within="fp32")
+    yield Case("rounded-steps", (2, 1), heads=2, layout="guarded", within="bf16")
     yield Case("hard-steps", (5,), gates="hard", keys="few", scale=0.5)
     yield Case("no-step", (0,))
     if quick:

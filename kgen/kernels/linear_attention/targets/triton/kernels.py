@@ -367,8 +367,14 @@ class Builder:
         signature = sequence_signature(
             self.plan,
             "_decode_kernel",
-            [*operands, Operand("state", "bhkv"), Operand("o")],
+            [
+                *operands,
+                Operand("state", "bhkv"),
+                Operand("states", "bthkv", optional=True),
+                Operand("o"),
+            ],
             numbers=SCALE,
+            constants=("H", "HV", "STATES"),
             tile=("BLOCK_V",),
         )
         return Decode(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels
-from kgen.kernels.linear_attention.targets.triton.interface import Function, Interface
+from kgen.kernels.linear_attention.targets.triton.interface import STEPPED, Function, Interface
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
 from kgen.kernels.linear_attention.targets.triton.steps import Step, Steps
 from kgen.targets import opening
@@ -158,6 +158,7 @@ def launcher(
 _TYPES = {
     "dfinal_state": "Optional[Tensor]",
     "initial_state": "Optional[Tensor]",
+    "states": "Optional[Tensor]",
     "scale": "float",
     "final": "bool",
 }
@@ -226,7 +227,7 @@ def _function(interface: Interface) -> Function:
         signature=str(interface.signature()),
         summary=opening(spec),
         docstring=interface.docstring(),
-        arguments=interface.arguments(spec.name, "initial_state"),
+        arguments=interface.arguments(spec.name),
         made=[
             "initial_state = None if initial_state is None else initial_state.contiguous()",
             f"o, final_state = _forward_op({operands}, bool(output_final_state))[:2]",
@@ -239,7 +240,7 @@ def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
     spec = interface.spec
     assert kernels.decode is not None
     name = f"{spec.name}_decode"
-    operands = [*interface.tensors, "state", *interface.packing, "scale"]
+    operands = [*interface.tensors, *STEPPED, *interface.packing, "scale"]
     programs = f'N * HV * ({interface.V} // tile["BLOCK_V"])'
     call = "new_zeros" if spec.varlen else "new_empty"
     made = {"o": f"v.{call}(v.shape)"}
@@ -249,14 +250,14 @@ def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
         parameters=[f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands],
         operands=operands,
         varlen=spec.varlen,
-        layouts=", ".join([*interface.tensors, "state", *interface.packing]),
+        layouts=", ".join([*interface.tensors, *STEPPED, *interface.packing]),
         step=steps.step("decode", kernels.decode.signature, programs, made),
         function=Function(
             name=name,
             signature=str(interface.signature(decode=True)),
             summary="Step the state of each sequence in place, one token after the other.",
             docstring=interface.docstring(decode=True),
-            arguments=interface.arguments(name, "state"),
+            arguments=interface.arguments(name, decode=True),
             made=[f"return _decode_op({', '.join(operands)})"],
         ),
     )
