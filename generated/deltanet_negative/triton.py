@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9602ddbc0d4a9c59
-# body (hash of the text below): 5e56245781f2ebf9
+# inputs (hash of spec and templates): 52e351df1cbae6ac
+# body (hash of the text below): 1639e6abf51d61d1
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -384,14 +384,15 @@ def _output_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, b_ptr, state_ptr, o_ptr,
+    q_ptr, k_ptr, v_ptr, b_ptr, state_ptr, states_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
     stride_v_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64, stride_state_b: tl.int64,
-    stride_state_h: tl.int64,
+    stride_state_h: tl.int64, stride_states_b: tl.int64, stride_states_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_b_t: tl.constexpr, stride_state_k: tl.constexpr,
-    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_state_v: tl.constexpr, stride_states_t: tl.constexpr, stride_states_k: tl.constexpr,
+    stride_states_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, STATES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -420,6 +421,10 @@ def _decode_kernel(
         new = v - tl.sum(state * k[:, None], 0)
         new = new * _beta(b_now)
         state = state + k[:, None] * new[None, :]
+        if STATES:
+            of_token = states_ptr + batch * stride_states_b + token * stride_states_t + h * stride_states_h
+            of_token = of_token + offs_k[:, None] * stride_states_k + offs_v[None, :] * stride_states_v
+            tl.store(of_token, state.to(states_ptr.dtype.element_ty))
         out = tl.sum(state * q[:, None], 0) * scale
         o_row = o_ptr + ((batch * T + token) * HV + h) * V
         tl.store(o_row + offs_v, out.to(o_ptr.dtype.element_ty))
@@ -740,7 +745,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_5aa99d49df9669c6", "deltanet_negative")
+_LIBRARY = _library("kgen_027395fe558547e6", "deltanet_negative")
 
 
 def _sizes(q, v):
@@ -849,7 +854,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, b: Tensor, initial_state: Optional[Tensor
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, b: Tensor,
     initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor, W: Tensor,
-    new: Tensor, states: Tensor, scale: float,
+    new: Tensor, states: Optional[Tensor], scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -947,7 +952,7 @@ def _backward_op(
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, b: Tensor,
     initial_state: Optional[Tensor], betas: Tensor, q_mapped: Tensor, k_mapped: Tensor, inverse: Tensor, W: Tensor,
-    new: Tensor, states: Tensor, scale: float,
+    new: Tensor, states: Optional[Tensor], scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial_state is not None else 0, dtype=torch.float32)
@@ -1000,20 +1005,21 @@ def deltanet_negative(q, k, v, *, b, scale=None, initial_state=None, output_fina
     _dense("deltanet_negative", "q k v b initial_state", q, k, v, b, initial_state)
     q, k, v, b = _cast(torch.bfloat16, q, k, v, b)
     initial_state, = _cast(torch.float32, initial_state)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("b", b, 3, torch.bfloat16),
-        ("initial_state", initial_state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("b", b, 3, [torch.bfloat16]),
+        ("initial_state", initial_state, 4, [torch.float32]),
     ):
         if x is None and label == "initial_state":
             continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"deltanet_negative: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"deltanet_negative: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"deltanet_negative: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"deltanet_negative: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -1046,38 +1052,43 @@ def deltanet_negative(q, k, v, *, b, scale=None, initial_state=None, output_fina
     return (o, final_state) if output_final_state else o
 
 
-def _decode_op(q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, scale: float) -> Tensor:
+def _decode_op(
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, states: Optional[Tensor], scale: float,
+) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
-        return _decode_op(q, k, v, b, state, scale).bfloat16()
+        return _decode_op(q, k, v, b, state, states, scale).bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     o = v.new_empty(v.shape)
-    layouts, tile = _layouts(q, k, v, b, state), _tile(_DECODE_TILES, _arch(q.device))
+    stepped = states is not None
+    stride_states = states.stride() if stepped else (0,) * 5
+    layouts, tile = _layouts(q, k, v, b, state, states), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
         _launch(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-            q, k, v, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            b.stride(0), b.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
-            stride_v_c=v.stride(3), stride_b_t=b.stride(1), stride_state_k=state.stride(2),
-            stride_state_v=state.stride(3), H=H, HV=HV,
+            q, k, v, b, state, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
+            b.stride(0), b.stride(2), state.stride(0), state.stride(1), stride_states[0], stride_states[2], T, NT,
+            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_b_t=b.stride(1), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), stride_states_t=stride_states[1], stride_states_k=stride_states[3],
+            stride_states_v=stride_states[4], H=H, HV=HV, STATES=stepped,
             **tile,
         )
     return o
 
 
-# An operator that writes to one of its arguments, which `_operator` does not make.
-_LIBRARY.define("deltanet_negative_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state",)))
+# An operator that writes to its arguments, which `_operator` does not make.
+_LIBRARY.define("deltanet_negative_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state", "states")))
 _LIBRARY.impl("deltanet_negative_decode", _decode_op, "CompositeExplicitAutograd")
 _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "deltanet_negative_decode").default
 
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, scale: float):
+def _(q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, states: Optional[Tensor], scale: float):
     return v.new_empty(v.shape)
 
 
-def deltanet_negative_decode(q, k, v, state, *, b, scale=None):
+def deltanet_negative_decode(q, k, v, state, *, b, scale=None, states=None):
     """Step the state of each sequence in place, one token after the other.
 
     K is 128, V is 128.
@@ -1086,6 +1097,8 @@ def deltanet_negative_decode(q, k, v, state, *, b, scale=None):
     v: [B, T, HV, V] bfloat16.
     Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
+    states: [B, T, HV, K, V] float32 or bfloat16, any strides; None by default. Receives the state after each token:
+    if n tokens are accepted, the state of sequence i is states[i, n - 1]. It must not overlap `state`.
     b: [B, T, HV] bfloat16, used by beta.
     scale: multiplies q; 1 / sqrt(128) by default.
 
@@ -1093,20 +1106,24 @@ def deltanet_negative_decode(q, k, v, state, *, b, scale=None):
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError if a gradient is required: there is no backward pass.
     """
-    _dense("deltanet_negative_decode", "q k v b state", q, k, v, b, state)
+    _dense("deltanet_negative_decode", "q k v b state states", q, k, v, b, state, states)
     q, k, v, b = _cast(torch.bfloat16, q, k, v, b)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("b", b, 3, torch.bfloat16),
-        ("state", state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("b", b, 3, [torch.bfloat16]),
+        ("state", state, 4, [torch.float32]),
+        ("states", states, 5, [torch.float32, torch.bfloat16]),
     ):
+        if x is None and label == "states":
+            continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"deltanet_negative_decode: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"deltanet_negative_decode: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"deltanet_negative_decode: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"deltanet_negative_decode: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -1122,6 +1139,10 @@ def deltanet_negative_decode(q, k, v, state, *, b, scale=None):
         raise ValueError(f"deltanet_negative_decode: b must be {list((B, T, HV))}, got {list(b.shape)}")
     if state.shape != (B, HV, 128, 128):
         raise ValueError(f"deltanet_negative_decode: state must be {list((B, HV, 128, 128))}, got {list(state.shape)}")
+    if states is not None and states.shape != (B, T, HV, 128, 128):
+        raise ValueError(
+            f"deltanet_negative_decode: states must be {list((B, T, HV, 128, 128))}, got {list(states.shape)}"
+        )
     if max(x.stride(1) for x in (q, k, v, b)) >= 2**24:
         raise ValueError(
             "deltanet_negative_decode: strides between tokens must be less than 2**24: make the tensors contiguous",
@@ -1131,7 +1152,14 @@ def deltanet_negative_decode(q, k, v, state, *, b, scale=None):
             "deltanet_negative_decode: strides between elements of a row must be less than 2**23: make the tensors "
             "contiguous",
         )
-    _no_tangents("deltanet_negative_decode", q, k, v, b, state)
-    _no_gradients("deltanet_negative_decode", "but there is no backward pass:", q=q, k=k, v=v, b=b, state=state)
+    if max(max(x.stride()[-2:]) for x in (state, states) if x is not None) >= 2**23:
+        raise ValueError(
+            "deltanet_negative_decode: strides between rows and columns of a state must be less than 2**23: make it "
+            "contiguous",
+        )
+    _no_tangents("deltanet_negative_decode", q, k, v, b, state, states)
+    _no_gradients(
+        "deltanet_negative_decode", "but there is no backward pass:", q=q, k=k, v=v, b=b, state=state, states=states,
+    )
     scale = 128 ** -0.5 if scale is None else _real("deltanet_negative_decode", "scale", scale)
-    return _decode_op(q, k, v, b, state, scale)
+    return _decode_op(q, k, v, b, state, states, scale)

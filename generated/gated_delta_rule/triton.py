@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d5515e3f7223a70d
-# body (hash of the text below): 4bb036235d718de8
+# inputs (hash of spec and templates): 40d83aad3edcad29
+# body (hash of the text below): 960f2e559cc30706
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -399,16 +399,17 @@ def _output_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, a_ptr, a_log_ptr, dt_bias_ptr, b_ptr, state_ptr, o_ptr,
+    q_ptr, k_ptr, v_ptr, a_ptr, a_log_ptr, dt_bias_ptr, b_ptr, state_ptr, states_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
     stride_v_h: tl.int64, stride_a_b: tl.int64, stride_a_h: tl.int64, stride_a_log_h: tl.int64,
     stride_dt_bias_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64, stride_state_b: tl.int64,
-    stride_state_h: tl.int64,
+    stride_state_h: tl.int64, stride_states_b: tl.int64, stride_states_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_a_t: tl.constexpr, stride_b_t: tl.constexpr,
-    stride_state_k: tl.constexpr, stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    stride_state_k: tl.constexpr, stride_state_v: tl.constexpr, stride_states_t: tl.constexpr,
+    stride_states_k: tl.constexpr, stride_states_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
+    STATES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -440,6 +441,10 @@ def _decode_kernel(
         new = v - tl.sum(state * k[:, None], 0)
         new = new * _beta(b_now)
         state = state + k[:, None] * new[None, :]
+        if STATES:
+            of_token = states_ptr + batch * stride_states_b + token * stride_states_t + h * stride_states_h
+            of_token = of_token + offs_k[:, None] * stride_states_k + offs_v[None, :] * stride_states_v
+            tl.store(of_token, state.to(states_ptr.dtype.element_ty))
         out = tl.sum(state * q[:, None], 0) * scale
         o_row = o_ptr + ((batch * T + token) * HV + h) * V
         tl.store(o_row + offs_v, out.to(o_ptr.dtype.element_ty))
@@ -797,7 +802,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_b1ddd7317bd32c03", "gated_delta_rule")
+_LIBRARY = _library("kgen_2560614ed09817a8", "gated_delta_rule")
 
 
 def _sizes(q, v):
@@ -913,7 +918,7 @@ def _(
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, a: Tensor, a_log: Tensor,
     dt_bias: Tensor, b: Tensor, initial_state: Optional[Tensor], G: Tensor, betas: Tensor, q_mapped: Tensor,
-    k_mapped: Tensor, inverse: Tensor, W: Tensor, new: Tensor, states: Tensor, scale: float,
+    k_mapped: Tensor, inverse: Tensor, W: Tensor, new: Tensor, states: Optional[Tensor], scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -1019,7 +1024,7 @@ def _backward_op(
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, a: Tensor, a_log: Tensor,
     dt_bias: Tensor, b: Tensor, initial_state: Optional[Tensor], G: Tensor, betas: Tensor, q_mapped: Tensor,
-    k_mapped: Tensor, inverse: Tensor, W: Tensor, new: Tensor, states: Tensor, scale: float,
+    k_mapped: Tensor, inverse: Tensor, W: Tensor, new: Tensor, states: Optional[Tensor], scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial_state is not None else 0, dtype=torch.float32)
@@ -1083,23 +1088,24 @@ def gated_delta_rule(q, k, v, *, a, a_log, dt_bias, b, scale=None, initial_state
     _dense("gated_delta_rule", "q k v a a_log dt_bias b initial_state", q, k, v, a, a_log, dt_bias, b, initial_state)
     q, k, v, a, b = _cast(torch.bfloat16, q, k, v, a, b)
     a_log, dt_bias, initial_state = _cast(torch.float32, a_log, dt_bias, initial_state)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("a", a, 3, torch.bfloat16),
-        ("a_log", a_log, 1, torch.float32),
-        ("dt_bias", dt_bias, 1, torch.float32),
-        ("b", b, 3, torch.bfloat16),
-        ("initial_state", initial_state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("a", a, 3, [torch.bfloat16]),
+        ("a_log", a_log, 1, [torch.float32]),
+        ("dt_bias", dt_bias, 1, [torch.float32]),
+        ("b", b, 3, [torch.bfloat16]),
+        ("initial_state", initial_state, 4, [torch.float32]),
     ):
         if x is None and label == "initial_state":
             continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"gated_delta_rule: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"gated_delta_rule: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"gated_delta_rule: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"gated_delta_rule: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -1139,42 +1145,47 @@ def gated_delta_rule(q, k, v, *, a, a_log, dt_bias, b, scale=None, initial_state
 
 
 def _decode_op(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor,
+    states: Optional[Tensor], scale: float,
 ) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
-        return _decode_op(q, k, v, a, a_log, dt_bias, b, state, scale).bfloat16()
+        return _decode_op(q, k, v, a, a_log, dt_bias, b, state, states, scale).bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     o = v.new_empty(v.shape)
-    layouts, tile = _layouts(q, k, v, a, a_log, dt_bias, b, state), _tile(_DECODE_TILES, _arch(q.device))
+    stepped = states is not None
+    stride_states = states.stride() if stepped else (0,) * 5
+    layouts, tile = _layouts(q, k, v, a, a_log, dt_bias, b, state, states), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
         _launch(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-            q, k, v, a, a_log, dt_bias, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), a.stride(0), a.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2),
-            state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            stride_a_t=a.stride(1), stride_b_t=b.stride(1), stride_state_k=state.stride(2),
-            stride_state_v=state.stride(3), H=H, HV=HV,
+            q, k, v, a, a_log, dt_bias, b, state, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
+            v.stride(0), v.stride(2), a.stride(0), a.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0),
+            b.stride(2), state.stride(0), state.stride(1), stride_states[0], stride_states[2], T, NT, scale,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_a_t=a.stride(1), stride_b_t=b.stride(1),
+            stride_state_k=state.stride(2), stride_state_v=state.stride(3), stride_states_t=stride_states[1],
+            stride_states_k=stride_states[3], stride_states_v=stride_states[4], H=H, HV=HV, STATES=stepped,
             **tile,
         )
     return o
 
 
-# An operator that writes to one of its arguments, which `_operator` does not make.
-_LIBRARY.define("gated_delta_rule_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state",)))
+# An operator that writes to its arguments, which `_operator` does not make.
+_LIBRARY.define("gated_delta_rule_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state", "states")))
 _LIBRARY.impl("gated_delta_rule_decode", _decode_op, "CompositeExplicitAutograd")
 _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "gated_delta_rule_decode").default
 
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
 def _(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor,
+    states: Optional[Tensor], scale: float,
 ):
     return v.new_empty(v.shape)
 
 
-def gated_delta_rule_decode(q, k, v, state, *, a, a_log, dt_bias, b, scale=None):
+def gated_delta_rule_decode(q, k, v, state, *, a, a_log, dt_bias, b, scale=None, states=None):
     """Step the state of each sequence in place, one token after the other.
 
     K is 128, V is 128.
@@ -1183,6 +1194,8 @@ def gated_delta_rule_decode(q, k, v, state, *, a, a_log, dt_bias, b, scale=None)
     v: [B, T, HV, V] bfloat16.
     Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
+    states: [B, T, HV, K, V] float32 or bfloat16, any strides; None by default. Receives the state after each token:
+    if n tokens are accepted, the state of sequence i is states[i, n - 1]. It must not overlap `state`.
     a: [B, T, HV] bfloat16, used by decay.
     a_log: [HV] float32, used by decay.
     dt_bias: [HV] float32, used by decay.
@@ -1193,24 +1206,30 @@ def gated_delta_rule_decode(q, k, v, state, *, a, a_log, dt_bias, b, scale=None)
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError if a gradient is required: there is no backward pass.
     """
-    _dense("gated_delta_rule_decode", "q k v a a_log dt_bias b state", q, k, v, a, a_log, dt_bias, b, state)
+    _dense(
+        "gated_delta_rule_decode", "q k v a a_log dt_bias b state states", q, k, v, a, a_log, dt_bias, b, state, states,
+    )
     q, k, v, a, b = _cast(torch.bfloat16, q, k, v, a, b)
     a_log, dt_bias = _cast(torch.float32, a_log, dt_bias)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("a", a, 3, torch.bfloat16),
-        ("a_log", a_log, 1, torch.float32),
-        ("dt_bias", dt_bias, 1, torch.float32),
-        ("b", b, 3, torch.bfloat16),
-        ("state", state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("a", a, 3, [torch.bfloat16]),
+        ("a_log", a_log, 1, [torch.float32]),
+        ("dt_bias", dt_bias, 1, [torch.float32]),
+        ("b", b, 3, [torch.bfloat16]),
+        ("state", state, 4, [torch.float32]),
+        ("states", states, 5, [torch.float32, torch.bfloat16]),
     ):
+        if x is None and label == "states":
+            continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"gated_delta_rule_decode: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"gated_delta_rule_decode: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"gated_delta_rule_decode: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"gated_delta_rule_decode: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -1232,6 +1251,10 @@ def gated_delta_rule_decode(q, k, v, state, *, a, a_log, dt_bias, b, scale=None)
         raise ValueError(f"gated_delta_rule_decode: b must be {list((B, T, HV))}, got {list(b.shape)}")
     if state.shape != (B, HV, 128, 128):
         raise ValueError(f"gated_delta_rule_decode: state must be {list((B, HV, 128, 128))}, got {list(state.shape)}")
+    if states is not None and states.shape != (B, T, HV, 128, 128):
+        raise ValueError(
+            f"gated_delta_rule_decode: states must be {list((B, T, HV, 128, 128))}, got {list(states.shape)}"
+        )
     if max(x.stride(1) for x in (q, k, v, a, b)) >= 2**24:
         raise ValueError(
             "gated_delta_rule_decode: strides between tokens must be less than 2**24: make the tensors contiguous",
@@ -1241,10 +1264,15 @@ def gated_delta_rule_decode(q, k, v, state, *, a, a_log, dt_bias, b, scale=None)
             "gated_delta_rule_decode: strides between elements of a row must be less than 2**23: make the tensors "
             "contiguous",
         )
-    _no_tangents("gated_delta_rule_decode", q, k, v, a, a_log, dt_bias, b, state)
+    if max(max(x.stride()[-2:]) for x in (state, states) if x is not None) >= 2**23:
+        raise ValueError(
+            "gated_delta_rule_decode: strides between rows and columns of a state must be less than 2**23: make it "
+            "contiguous",
+        )
+    _no_tangents("gated_delta_rule_decode", q, k, v, a, a_log, dt_bias, b, state, states)
     _no_gradients(
         "gated_delta_rule_decode", "but there is no backward pass:", q=q, k=k, v=v, a=a, a_log=a_log, dt_bias=dt_bias,
-        b=b, state=state,
+        b=b, state=state, states=states,
     )
     scale = 128 ** -0.5 if scale is None else _real("gated_delta_rule_decode", "scale", scale)
-    return _decode_op(q, k, v, a, a_log, dt_bias, b, state, scale)
+    return _decode_op(q, k, v, a, a_log, dt_bias, b, state, states, scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c123e9257cdd3795
-# body (hash of the text below): ad3897fb34752a8e
+# inputs (hash of spec and templates): d0089fc78c5c0003
+# body (hash of the text below): 9dfe4afc81ecb9e4
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -266,13 +266,15 @@ def _output_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, state_ptr, o_ptr, cu_seqlens_ptr,
+    q_ptr, k_ptr, v_ptr, state_ptr, states_ptr, o_ptr, cu_seqlens_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
-    stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64,
+    stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64, stride_states_b: tl.int64,
+    stride_states_h: tl.int64,
     T, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_state_k: tl.constexpr, stride_state_v: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_states_t: tl.constexpr, stride_states_k: tl.constexpr, stride_states_v: tl.constexpr, H: tl.constexpr,
+    HV: tl.constexpr, STATES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -300,6 +302,10 @@ def _decode_kernel(
         k = _k_map(k)
         new = v
         state = state + k[:, None] * new[None, :]
+        if STATES:
+            of_token = states_ptr + batch * stride_states_b + token * stride_states_t + h * stride_states_h
+            of_token = of_token + offs_k[:, None] * stride_states_k + offs_v[None, :] * stride_states_v
+            tl.store(of_token, state.to(states_ptr.dtype.element_ty))
         out = tl.sum(state * q[:, None], 0) * scale
         o_row = o_ptr + ((batch * T + token) * HV + h) * V
         tl.store(o_row + offs_v, out.to(o_ptr.dtype.element_ty))
@@ -570,7 +576,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_beecd2a5c485faa9", "linear_attention_elu")
+_LIBRARY = _library("kgen_6d2a526c0a862755", "linear_attention_elu")
 
 
 def _sizes(q, v, cu_seqlens):
@@ -659,7 +665,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Option
 @_operator(_LIBRARY, "linear_attention_elu_backward")
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor,
-    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Optional[Tensor],
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -741,7 +748,8 @@ def _backward_op(
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor,
-    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Optional[Tensor],
+    scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     dinitial_state = q.new_empty((N, HV, 64, 64) if initial_state is not None else 0, dtype=torch.float32)
@@ -797,19 +805,20 @@ def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None,
     _dense("linear_attention_elu", "q k v initial_state cu_seqlens", q, k, v, initial_state, cu_seqlens)
     q, k, v = _cast(torch.bfloat16, q, k, v)
     initial_state, = _cast(torch.float32, initial_state)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("initial_state", initial_state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("initial_state", initial_state, 4, [torch.float32]),
     ):
         if x is None and label == "initial_state":
             continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"linear_attention_elu: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"linear_attention_elu: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"linear_attention_elu: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"linear_attention_elu: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -852,37 +861,45 @@ def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None,
     return (o, final_state) if output_final_state else o
 
 
-def _decode_op(q: Tensor, k: Tensor, v: Tensor, state: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+def _decode_op(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, states: Optional[Tensor], cu_seqlens: Tensor, scale: float,
+) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
-        return _decode_op(q, k, v, state, cu_seqlens, scale).bfloat16()
+        return _decode_op(q, k, v, state, states, cu_seqlens, scale).bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     o = v.new_zeros(v.shape)
-    layouts, tile = _layouts(q, k, v, state, cu_seqlens), _tile(_DECODE_TILES, _arch(q.device))
+    stepped = states is not None
+    stride_states = states.stride() if stepped else (0,) * 5
+    layouts, tile = _layouts(q, k, v, state, states, cu_seqlens), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
         _launch(
             _decode_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-            q, k, v, state, o, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            state.stride(0), state.stride(1), T, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
+            q, k, v, state, states, o, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
+            v.stride(2), state.stride(0), state.stride(1), stride_states[0], stride_states[2], T, scale,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), stride_states_t=stride_states[1], stride_states_k=stride_states[3],
+            stride_states_v=stride_states[4], H=H, HV=HV, STATES=stepped,
             **tile,
         )
     return o
 
 
-# An operator that writes to one of its arguments, which `_operator` does not make.
-_LIBRARY.define("linear_attention_elu_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state",)))
+# An operator that writes to its arguments, which `_operator` does not make.
+_LIBRARY.define(
+    "linear_attention_elu_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state", "states"))
+)
 _LIBRARY.impl("linear_attention_elu_decode", _decode_op, "CompositeExplicitAutograd")
 _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "linear_attention_elu_decode").default
 
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, state: Tensor, cu_seqlens: Tensor, scale: float):
+def _(q: Tensor, k: Tensor, v: Tensor, state: Tensor, states: Optional[Tensor], cu_seqlens: Tensor, scale: float):
     return v.new_empty(v.shape)
 
 
-def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
+def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None, states=None):
     """Step the state of each sequence in place, one token after the other.
 
     K is 64, V is 64.
@@ -891,6 +908,8 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
     v: [B, T, HV, V] bfloat16.
     Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [N, HV, K, V] float32, any strides, the state of each sequence, updated in place.
+    states: [B, T, HV, K, V] float32 or bfloat16, any strides; None by default. Receives the state after each token:
+    if n tokens of sequence i are accepted, its state is states[0, cu_seqlens[i] + n - 1]. It must not overlap `state`.
     cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
     Rows of o for tokens after the last sequence are zeros. The values are on the device and are not checked. With
     invalid
@@ -901,19 +920,23 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError if a gradient is required: there is no backward pass.
     """
-    _dense("linear_attention_elu_decode", "q k v state cu_seqlens", q, k, v, state, cu_seqlens)
+    _dense("linear_attention_elu_decode", "q k v state states cu_seqlens", q, k, v, state, states, cu_seqlens)
     q, k, v = _cast(torch.bfloat16, q, k, v)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("state", state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("state", state, 4, [torch.float32]),
+        ("states", states, 5, [torch.float32, torch.bfloat16]),
     ):
+        if x is None and label == "states":
+            continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"linear_attention_elu_decode: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"linear_attention_elu_decode: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"linear_attention_elu_decode: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"linear_attention_elu_decode: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -938,6 +961,10 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
         raise ValueError(f"linear_attention_elu_decode: v must be {list((B, T, HV, 64))}, got {list(v.shape)}")
     if state.shape != (N, HV, 64, 64):
         raise ValueError(f"linear_attention_elu_decode: state must be {list((N, HV, 64, 64))}, got {list(state.shape)}")
+    if states is not None and states.shape != (B, T, HV, 64, 64):
+        raise ValueError(
+            f"linear_attention_elu_decode: states must be {list((B, T, HV, 64, 64))}, got {list(states.shape)}",
+        )
     if max(x.stride(1) for x in (q, k, v)) >= 2**24:
         raise ValueError(
             "linear_attention_elu_decode: strides between tokens must be less than 2**24: make the tensors contiguous",
@@ -947,7 +974,14 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
             "linear_attention_elu_decode: strides between elements of a row must be less than 2**23: make the tensors "
             "contiguous",
         )
-    _no_tangents("linear_attention_elu_decode", q, k, v, state)
-    _no_gradients("linear_attention_elu_decode", "but there is no backward pass:", q=q, k=k, v=v, state=state)
+    if max(max(x.stride()[-2:]) for x in (state, states) if x is not None) >= 2**23:
+        raise ValueError(
+            "linear_attention_elu_decode: strides between rows and columns of a state must be less than 2**23: make "
+            "it contiguous",
+        )
+    _no_tangents("linear_attention_elu_decode", q, k, v, state, states)
+    _no_gradients(
+        "linear_attention_elu_decode", "but there is no backward pass:", q=q, k=k, v=v, state=state, states=states,
+    )
     scale = 64 ** -0.5 if scale is None else _real("linear_attention_elu_decode", "scale", scale)
-    return _decode_op(q, k, v, state, cu_seqlens, scale)
+    return _decode_op(q, k, v, state, states, cu_seqlens, scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 5c80fe38bc61e11b
-# body (hash of the text below): 79f6aaeeb321d045
+# inputs (hash of spec and templates): 479a09e505c8c280
+# body (hash of the text below): c249b1e3f15f71e5
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -196,13 +196,15 @@ def _output_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, state_ptr, o_ptr,
+    q_ptr, k_ptr, v_ptr, state_ptr, states_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
-    stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64,
+    stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64, stride_states_b: tl.int64,
+    stride_states_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_state_k: tl.constexpr, stride_state_v: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_states_t: tl.constexpr, stride_states_k: tl.constexpr, stride_states_v: tl.constexpr, H: tl.constexpr,
+    HV: tl.constexpr, STATES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -227,6 +229,10 @@ def _decode_kernel(
         state = state * tl.exp2(decay)
         new = v
         state = state + k[:, None] * new[None, :]
+        if STATES:
+            of_token = states_ptr + batch * stride_states_b + token * stride_states_t + h * stride_states_h
+            of_token = of_token + offs_k[:, None] * stride_states_k + offs_v[None, :] * stride_states_v
+            tl.store(of_token, state.to(states_ptr.dtype.element_ty))
         out = tl.sum(state * q[:, None], 0) * scale
         o_row = o_ptr + ((batch * T + token) * HV + h) * V
         tl.store(o_row + offs_v, out.to(o_ptr.dtype.element_ty))
@@ -456,7 +462,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("retnet")
-_LIBRARY = _library("kgen_a56969f71a4c9af2", "retnet")
+_LIBRARY = _library("kgen_9a1ea7e28a41285a", "retnet")
 
 
 def _sizes(q, v):
@@ -529,7 +535,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, initial_state: Optional[Tensor], scale: f
 @_operator(_LIBRARY, "retnet_backward")
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, initial_state: Optional[Tensor],
-    G: Tensor, states: Tensor, scale: float,
+    G: Tensor, states: Optional[Tensor], scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -603,7 +609,7 @@ def _backward_op(
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, initial_state: Optional[Tensor],
-    G: Tensor, states: Tensor, scale: float,
+    G: Tensor, states: Optional[Tensor], scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     dinitial_state = q.new_empty((N, HV, 128, 256) if initial_state is not None else 0, dtype=torch.float32)
@@ -655,19 +661,20 @@ def retnet(q, k, v, *, scale=None, initial_state=None, output_final_state=False)
     _dense("retnet", "q k v initial_state", q, k, v, initial_state)
     q, k, v = _cast(torch.bfloat16, q, k, v)
     initial_state, = _cast(torch.float32, initial_state)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("initial_state", initial_state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("initial_state", initial_state, 4, [torch.float32]),
     ):
         if x is None and label == "initial_state":
             continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"retnet: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"retnet: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"retnet: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"retnet: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -694,37 +701,41 @@ def retnet(q, k, v, *, scale=None, initial_state=None, output_final_state=False)
     return (o, final_state) if output_final_state else o
 
 
-def _decode_op(q: Tensor, k: Tensor, v: Tensor, state: Tensor, scale: float) -> Tensor:
+def _decode_op(q: Tensor, k: Tensor, v: Tensor, state: Tensor, states: Optional[Tensor], scale: float) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
-        return _decode_op(q, k, v, state, scale).bfloat16()
+        return _decode_op(q, k, v, state, states, scale).bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     o = v.new_empty(v.shape)
-    layouts, tile = _layouts(q, k, v, state), _tile(_DECODE_TILES, _arch(q.device))
+    stepped = states is not None
+    stride_states = states.stride() if stepped else (0,) * 5
+    layouts, tile = _layouts(q, k, v, state, states), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
         _launch(
             _decode_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
-            q, k, v, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
+            q, k, v, state, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
+            state.stride(0), state.stride(1), stride_states[0], stride_states[2], T, NT, scale, stride_q_t=q.stride(1),
+            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
+            stride_v_c=v.stride(3), stride_state_k=state.stride(2), stride_state_v=state.stride(3),
+            stride_states_t=stride_states[1], stride_states_k=stride_states[3], stride_states_v=stride_states[4], H=H,
+            HV=HV, STATES=stepped,
             **tile,
         )
     return o
 
 
-# An operator that writes to one of its arguments, which `_operator` does not make.
-_LIBRARY.define("retnet_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state",)))
+# An operator that writes to its arguments, which `_operator` does not make.
+_LIBRARY.define("retnet_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state", "states")))
 _LIBRARY.impl("retnet_decode", _decode_op, "CompositeExplicitAutograd")
 _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "retnet_decode").default
 
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, state: Tensor, scale: float):
+def _(q: Tensor, k: Tensor, v: Tensor, state: Tensor, states: Optional[Tensor], scale: float):
     return v.new_empty(v.shape)
 
 
-def retnet_decode(q, k, v, state, *, scale=None):
+def retnet_decode(q, k, v, state, *, scale=None, states=None):
     """Step the state of each sequence in place, one token after the other.
 
     K is 128, V is 256.
@@ -733,25 +744,31 @@ def retnet_decode(q, k, v, state, *, scale=None):
     v: [B, T, HV, V] bfloat16.
     Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
+    states: [B, T, HV, K, V] float32 or bfloat16, any strides; None by default. Receives the state after each token:
+    if n tokens are accepted, the state of sequence i is states[i, n - 1]. It must not overlap `state`.
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V].
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError if a gradient is required: there is no backward pass.
     """
-    _dense("retnet_decode", "q k v state", q, k, v, state)
+    _dense("retnet_decode", "q k v state states", q, k, v, state, states)
     q, k, v = _cast(torch.bfloat16, q, k, v)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("state", state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("state", state, 4, [torch.float32]),
+        ("states", states, 5, [torch.float32, torch.bfloat16]),
     ):
+        if x is None and label == "states":
+            continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"retnet_decode: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"retnet_decode: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"retnet_decode: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"retnet_decode: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -765,13 +782,19 @@ def retnet_decode(q, k, v, state, *, scale=None):
         raise ValueError(f"retnet_decode: v must be {list((B, T, HV, 256))}, got {list(v.shape)}")
     if state.shape != (B, HV, 128, 256):
         raise ValueError(f"retnet_decode: state must be {list((B, HV, 128, 256))}, got {list(state.shape)}")
+    if states is not None and states.shape != (B, T, HV, 128, 256):
+        raise ValueError(f"retnet_decode: states must be {list((B, T, HV, 128, 256))}, got {list(states.shape)}")
     if max(x.stride(1) for x in (q, k, v)) >= 2**24:
         raise ValueError("retnet_decode: strides between tokens must be less than 2**24: make the tensors contiguous")
     if max(x.stride(-1) for x in (q, k, v)) >= 2**23:
         raise ValueError(
             "retnet_decode: strides between elements of a row must be less than 2**23: make the tensors contiguous",
         )
-    _no_tangents("retnet_decode", q, k, v, state)
-    _no_gradients("retnet_decode", "but there is no backward pass:", q=q, k=k, v=v, state=state)
+    if max(max(x.stride()[-2:]) for x in (state, states) if x is not None) >= 2**23:
+        raise ValueError(
+            "retnet_decode: strides between rows and columns of a state must be less than 2**23: make it contiguous",
+        )
+    _no_tangents("retnet_decode", q, k, v, state, states)
+    _no_gradients("retnet_decode", "but there is no backward pass:", q=q, k=k, v=v, state=state, states=states)
     scale = 128 ** -0.5 if scale is None else _real("retnet_decode", "scale", scale)
-    return _decode_op(q, k, v, state, scale)
+    return _decode_op(q, k, v, state, states, scale)
