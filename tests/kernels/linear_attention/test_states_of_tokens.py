@@ -92,6 +92,35 @@ def test_states_of_tokens_in_a_compiled_graph(tmp_path: Path) -> None:
     interpreted(compiled, emitted(tmp_path))
 
 
+def resumed(path: Path) -> None:
+    """Check gradients of a call that returns states, and that states have none."""
+    function, x = module_at(path).stated, drawn(2, 37)
+    leaves = {n: one.requires_grad_() for n, one in x.items()}
+    plain, final = function(**leaves, output_final_state=True)
+    change = torch.randn(plain.shape).bfloat16()
+    wanted = torch.autograd.grad(plain, [*leaves.values()], change)
+    for compiles in (False, True):
+        call = (
+            torch.compile(function, fullgraph=True, backend="aot_eager") if compiles else function
+        )
+        o, states = call(**leaves, return_states=True)
+        got = torch.autograd.grad(o, [*leaves.values()], change)
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+        assert torch.equal(o, plain)
+        assert states.shape == (2, 3, 2, 64, 64)
+        assert not states.requires_grad
+        assert torch.equal(states[:, 2], final)
+    o, last, states = function(**x, output_final_state=True, return_states=True)
+    assert torch.equal(last, states[:, -1])
+    none = function(**{n: one[:, :0] for n, one in x.items()}, return_states=True)[1]
+    assert none.shape == (2, 0, 2, 64, 64)
+
+
+@pytest.mark.parametrize("save", ["states", "recompute"])
+def test_states_of_chunks_beside_gradients(save: str, tmp_path: Path) -> None:
+    interpreted(resumed, emitted(tmp_path, f"{SPEC}save: {save}\n"))
+
+
 def far_apart(path: Path) -> None:
     decode = module_at(path).stated_decode
     x = {n: one.to("meta") for n, one in drawn(1, 3).items()}

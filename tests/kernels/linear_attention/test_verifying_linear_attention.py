@@ -20,6 +20,7 @@ from kgen.kernels.linear_attention.verify import cases
 from kgen.kernels.linear_attention.verify.checks import (
     continues_from_states,
     keeps_sequences_apart,
+    resumes_from_chunks,
 )
 from kgen.kernels.linear_attention.verify.inputs import Case, Inputs, draw
 from kgen.kernels.linear_attention.verify.problem import Problem, problem_of
@@ -87,6 +88,7 @@ def kernel(one: Tokens) -> tuple[Tensor, Tensor]:
     for begin in range(0, one.length, C):
         o, state = chunk(one, slice(begin, begin + C), state)
         found.append(o.transpose(0, 1))
+        one.record(min(begin + C, one.length), state)
     return torch.cat(found), state
 
 
@@ -128,13 +130,16 @@ def module(problem: Problem, change: Change = lambda one: one, steps: Any = kern
         *,
         scale: float | None = None,
         output_final_state: bool = False,
+        return_states: bool = False,
         cu_seqlens: Tensor | None = None,
         **others: Tensor,
     ) -> Any:
         tensors = {n: x if n == STATE else x.float() for n, x in others.items()}
-        more = {"scale": scale, "cu_seqlens": cu_seqlens}
+        more = {"scale": scale, "cu_seqlens": cu_seqlens, "every": C if return_states else None}
         found = computed(steps, {"q": q, "k": k, "v": v, **tensors}, more)
-        return (found["o"], found["final_state"]) if output_final_state else found["o"]
+        asked = {"final_state": output_final_state, "states": return_states}
+        names = ["o", *(name for name, wanted in asked.items() if wanted)]
+        return tuple(found[n] for n in names) if len(names) > 1 else found["o"]
 
     def decode(q: Tensor, k: Tensor, v: Tensor, state: Tensor, **others: Any) -> Tensor:
         names, states = ("scale", "cu_seqlens"), others.pop("states", None)
@@ -166,7 +171,10 @@ def wrong(of: Subject, group: str, names: tuple[str, ...]) -> list[str]:
     return [check.message for check in found if not check.ok]
 
 
-FORWARD = ("one-chunk", "off-chunk", "short", "tail", "hard-gates", "repeated-keys", "guarded")
+FORWARD = (
+    *("one-chunk", "off-chunk", "short", "tail", "kept-states"),
+    *("hard-gates", "repeated-keys", "guarded"),
+)
 BACKWARD = ("one-token", "off-chunk", "hard-gates", "no-gates", "stepped")
 STEPS = ("one-step", "few-steps", "uneven-steps", "kept-steps", "rounded-steps", "hard-steps")
 
@@ -318,6 +326,14 @@ def test_checks_pass_and_fail() -> None:
     ignoring = subject("gated_delta_rule", times("state", 0.5))
     with pytest.raises(AssertionError, match="differs by"):
         continues_from_states(ignoring)
+    for name in ("linear_attention_elu", "gated_delta_rule"):
+        resumes_from_chunks(subject(name))
+        with pytest.raises(AssertionError, match="o after a chunk has other bits"):
+            resumes_from_chunks(subject(name, times("state", 0.5)))
+        forgetting = subject(name, times("state", 0.5))
+        low = replace(forgetting, problem=replace(forgetting.problem, state_dtype="bf16"))
+        with pytest.raises(AssertionError, match="o after a chunk differs by"):
+            resumes_from_chunks(low)
     mixing = subject("gated_delta_rule")
     function = mixing.function
 
@@ -375,3 +391,17 @@ def test_memory_beside_the_states_of_tokens_stays() -> None:
     setattr(of.module, f"{of.problem.name}_decode", writing)
     with pytest.raises(AssertionError, match="wrote next to `states`"):
         cases.run_case(of, "decode", "rounded-steps")
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "linear_attention_elu"])
+def test_states_of_other_chunks_fail(name: str) -> None:
+    of = subject(name)
+    right = of.function
+
+    def early(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Any:
+        *others, states = right(q, k, v, **more)
+        return *others, states.roll(1, -4)
+
+    setattr(of.module, of.problem.name, early)
+    messages = wrong(of, "forward", ("kept-states",))
+    assert [message.partition(":")[0] for message in messages] == ["states"]

@@ -15,6 +15,7 @@ from torch import Tensor
 from kgen.kernels.linear_attention.verify.checks import CHECKS as CHECKS
 from kgen.kernels.linear_attention.verify.eager import eager, eager_steps
 from kgen.kernels.linear_attention.verify.inputs import (
+    ASKED,
     OUTPUTS,
     Case,
     Inputs,
@@ -68,12 +69,14 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     if group == "decode":
         return _run_steps(subject, inputs)
     wanted = differentiable(problem, inputs) if group == "backward" else {}
-    options = inputs.call(problem, tuple(wanted))
+    every = problem.chunk_size if case.within else None
+    options = inputs.call(problem, tuple(wanted), every)
     truth, yardstick = (of(problem, inputs.tensors, options) for of in (linear_attention, eager))
     terms = {} if wanted else _terms(problem, inputs, truth)
     watched = {**inputs.tensors, **{f"d{n}": x for n, x in inputs.cotangents.items()}}
     got, broken = compare.careful(lambda: _outputs(subject, inputs, wanted), watched, device)
-    return [*_compare(problem, got, truth, yardstick, terms, case.keys), *broken]
+    found = _compare(problem, got, truth, yardstick, terms, case.keys, case.within)
+    return [*found, *broken]
 
 
 def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -97,15 +100,16 @@ def _compare(
 ) -> list[compare.Check]:
     dtypes = {b.name: b.dtype for b in problem.buffers} | {STATE: problem.state_dtype}
     found = []
+    own = ("o", *ASKED)
     for name, value in got.items():
-        if name in (*OUTPUTS, "states"):
+        if name in own:
             dtype = {"o": problem.dtype, "states": within}.get(name) or problem.state_dtype
             want, eager_value = getattr(truth, name), getattr(yardstick, name)
         else:
             dtype = dtypes.get(name[1:], problem.dtype)
             want = truth.grads[name[1:]]
             eager_value = _without_luck(problem, name[1:], truth, yardstick, alike=keys != "random")
-        parts = {n: getattr(term, name) for n, term in terms.items() if name in OUTPUTS}
+        parts = {n: getattr(term, name) for n, term in terms.items() if name in own}
         found.append(_checked(problem, name, dtype, (value, want, eager_value), truth, parts))
     return found
 
@@ -115,14 +119,23 @@ def _terms(problem: Problem, inputs: Inputs, truth: Result) -> dict[str, Result]
 
     Outputs are linear in the initial state and the values.
     """
-    plain, options = replace(problem, skip=None), inputs.call(problem)
+    every = problem.chunk_size if inputs.case.within else None
+    plain, options = replace(problem, skip=None), inputs.call(problem, every=every)
     without = {**inputs.tensors, "v": torch.zeros_like(inputs.tensors["v"])}
     before = linear_attention(plain, without, options)
     both = linear_attention(plain, inputs.tensors, options)
-    tokens = Result(both.o - before.o, both.final_state - before.final_state)
-    skip = Result(truth.o - both.o, truth.final_state - both.final_state)
-    named = {"the initial state": before, "the tokens": tokens, "the skip": skip}
+    named = {
+        "the initial state": before,
+        "the tokens": _difference(both, before),
+        "the skip": _difference(truth, both),
+    }
     return {f"the term of {name}": term for name, term in named.items()}
+
+
+def _difference(one: Result, other: Result) -> Result:
+    """Return the differences of the outputs of two calls."""
+    states = None if one.states is None or other.states is None else one.states - other.states
+    return Result(one.o - other.o, one.final_state - other.final_state, states=states)
 
 
 def _without_luck(
@@ -211,7 +224,7 @@ def _run_steps(subject: Subject, inputs: Inputs) -> list[compare.Check]:
     options = inputs.call(problem, every=1 if within else None)
     truth, yardstick = (of(problem, tensors, options) for of in (linear_attention, eager_steps))
     state = tensors.pop(STATE)
-    keywords = {n: x for n, x in inputs.keywords.items() if n != "output_final_state"}
+    keywords = {n: x for n, x in inputs.keywords.items() if n not in ASKED.values()}
     function = getattr(subject.module, f"{problem.name}_decode")
     before = {"state": state}
     if truth.states is not None and within:
@@ -255,7 +268,7 @@ def _memory(x: Tensor) -> Tensor:
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Yield calls without and with gradients, aligned to 16 and not aligned.
+    """Yield calls without and with gradients, aligned to 16 and not aligned, and with states.
 
     With `sizes`, for a package, offsets of packed sequences have each of their dtypes.
     """
@@ -264,6 +277,7 @@ def compile_calls(
     for case in (
         Case("aligned", (length,), heads=heads),
         Case("strided", (length - 1,), heads=heads, layout="guarded", do="strided"),
+        Case("states", (length,), heads=heads, within=problem.state_dtype),
     ):
         yield case.name, partial(_compile, problem, case, bool(sizes))
     if "decode" in problem.passes:
@@ -273,7 +287,7 @@ def compile_calls(
 def _compile_steps(problem: Problem, function: Any) -> None:
     inputs = draw(problem, decode_cases(problem, quick=True)[0], "cpu")
     tensors = {"state" if n == STATE else n: x for n, x in inputs.tensors.items()}
-    keywords = {n: x for n, x in inputs.keywords.items() if n != "output_final_state"}
+    keywords = {n: x for n, x in inputs.keywords.items() if n not in ASKED.values()}
     function = function.__globals__[f"{problem.name}_decode"]
     function(**tensors, **keywords)
     shape = (*tensors["v"].shape[:3], problem.head_qk, problem.head_v)
@@ -288,12 +302,12 @@ def _compile(problem: Problem, case: Case, in_all_dtypes: bool, function: Any) -
         if dtype is not None and starts is not None:
             inputs.keywords["cu_seqlens"] = starts.to(dtype)
         call(function, inputs)
-        if "backward" in problem.passes:
+        if "backward" in problem.passes and inputs.case.within is None:
             wanted = differentiable(problem, inputs)
             outputs = call(function, inputs)
             torch.autograd.grad(
-                list(outputs.values()),
+                [outputs[name] for name in inputs.cotangents],
                 list(wanted.values()),
-                [inputs.cotangents[name] for name in outputs],
+                list(inputs.cotangents.values()),
                 allow_unused=True,
             )

@@ -35,6 +35,9 @@ class Docstring(Template):
 
     K: int
     V: int
+    BT: int
+    least: int
+    """BT - 1."""
     dtype: str
     state_dtype: str
     head_words: str
@@ -123,7 +126,8 @@ class Interface:
         scale = (("scale", "None"),)
         if decode:
             return Signature(("q", "k", "v", "state"), required, (*scale, ("states", "None")))
-        ends = (("initial_state", "None"), ("output_final_state", "False"))
+        asked = (("output_final_state", "False"), ("return_states", "False"))
+        ends = (("initial_state", "None"), *asked)
         return Signature(("q", "k", "v"), required, (*scale, *ends))
 
     def shapes(self) -> dict[str, str]:
@@ -246,6 +250,8 @@ class Interface:
         return Docstring(
             K=self.K,
             V=self.V,
+            BT=spec.chunk_size,
+            least=spec.chunk_size - 1,
             dtype=TORCH_DTYPES[spec.dtype],
             state_dtype=TORCH_DTYPES[spec.state_dtype],
             head_words=self._head_words(),

@@ -324,13 +324,13 @@ class Builder:
     def states(self) -> States:
         delta = self.traits.delta
         updates = [Operand("W"), Operand("U"), Operand("new")] if delta else [V, *self.betas]
-        ends = [Operand("states"), Operand("initial_state"), Operand("final_state")]
+        ends = [Operand(n) for n in ("states", "ends", "initial_state", "final_state")]
         signature = sequence_signature(
             self.plan,
             "_states_kernel",
             [K, *updates, *self.decays, *ends],
             numbers=("N", "NT") if self.spec.varlen else (),
-            constants=("H", "HV", "INITIAL", "FINAL"),
+            constants=("H", "HV", "INITIAL", "FINAL", "ENDS"),
             tile=("BLOCK_V",),
         )
         return States(signature, self.sequence, self.traits, self.spec.varlen)

@@ -108,6 +108,8 @@ class Launcher(Template):
     output: Step
     state_shape: str
     state_dtype: str
+    ends: str
+    """The call that allocates the states after chunks."""
     fakes: list[str]
     """Calls that allocate the results."""
     backward: Backward | None
@@ -138,17 +140,18 @@ def launcher(
         varlen=spec.varlen,
         parameters=typed,
         operands=operands,
-        results=f"tuple[{', '.join(['Tensor'] * (2 + len(saved)))}]",
+        results=f"tuple[{', '.join(['Tensor'] * (3 + len(saved)))}]",
         layouts=", ".join([*interface.tensors, "initial_state", *interface.packing]),
         chunks=list(steps.chunks(kernels)),
         held=held,
         saved=saved,
         mapped=[f"{n[0]} = {n}" for n in ("q_mapped", "k_mapped") if n in held],
-        in_bf16=["o.bfloat16()", "final_state", *(_in_bf16(name) for name in saved)],
+        in_bf16=["o.bfloat16()", "final_state", "ends", *(_in_bf16(name) for name in saved)],
         output=steps.output(kernels),
         state_shape=f"(N, HV, {interface.K}, {interface.V})",
         state_dtype=TORCH_DTYPES[spec.state_dtype],
-        fakes=["v.new_empty(v.shape)", "final_state", *(_fake(steps, n) for n in saved)],
+        ends=steps.made()["ends"],
+        fakes=["v.new_empty(v.shape)", "final_state", "ends", *(_fake(steps, n) for n in saved)],
         backward=_backward(interface, kernels, backward, steps) if backward else None,
         function=_function(interface),
         decoding=_decoding(interface, kernels, steps) if kernels.decode else None,
@@ -161,6 +164,7 @@ _TYPES = {
     "states": "Optional[Tensor]",
     "scale": "float",
     "final": "bool",
+    "within": "bool",
 }
 
 
@@ -178,7 +182,7 @@ def _fake(steps: Steps, name: str) -> str:
 
 
 def _operands(interface: Interface) -> list[str]:
-    return [*interface.tensors, *interface.packing, "initial_state", "scale", "final"]
+    return [*interface.tensors, *interface.packing, "initial_state", "scale", "final", "within"]
 
 
 def _backward(
@@ -221,7 +225,10 @@ def _backward(
 
 def _function(interface: Interface) -> Function:
     spec = interface.spec
-    operands = ", ".join(_operands(interface)[:-1])
+    operands = ", ".join(_operands(interface)[:-2])
+    asked = "bool(output_final_state), bool(return_states)"
+    rows = f"B, _cdiv(T, {spec.chunk_size}), HV, {interface.K}, {interface.V}"
+    states = "ends" if spec.varlen else f"ends.view({rows})"
     return Function(
         name=spec.name,
         signature=str(interface.signature()),
@@ -230,7 +237,9 @@ def _function(interface: Interface) -> Function:
         arguments=interface.arguments(spec.name),
         made=[
             "initial_state = None if initial_state is None else initial_state.contiguous()",
-            f"o, final_state = _forward_op({operands}, bool(output_final_state))[:2]",
+            f"o, final_state, ends = _forward_op({operands}, {asked})[:3]",
+            "if return_states:",
+            f"    return (o, final_state, {states}) if output_final_state else (o, {states})",
             "return (o, final_state) if output_final_state else o",
         ],
     )

@@ -88,6 +88,7 @@ VALUES = {
     "INITIAL": "initial",
     "FINAL": "final",
     "STATES": "stepped",
+    "ENDS": "within",
     "PARTS": "dG.shape[0]",
     "BETA_PARTS": "dbetas.shape[0]",
 }
