@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): deb9fcba0f5c0700
-# body (hash of the text below): 234d4180b0730361
+# inputs (hash of spec and templates): 808e7257aa42ab1d
+# body (hash of the text below): cab1c292e589524d
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -258,11 +258,11 @@ def _solve_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_kernel(
-    k_ptr, W_ptr, U_ptr, new_ptr, states_ptr, initial_state_ptr, final_state_ptr,
+    k_ptr, W_ptr, U_ptr, new_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
-    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    FINAL: tl.constexpr, ENDS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -293,6 +293,8 @@ def _states_kernel(
         new = tl.load(U_ptr + at) - tl.dot(W, low)
         tl.store(new_ptr + at, new.to(new_ptr.dtype.element_ty))
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -698,7 +700,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_37db616904c2da74", "delta_rule")
+_LIBRARY = _library("kgen_7e963424dae0afda", "delta_rule")
 
 
 def _sizes(q, v):
@@ -708,8 +710,11 @@ def _sizes(q, v):
     return B, T, H, v.shape[2], B, NT, B * NT
 
 
-def _chunks(q, k, v, beta, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, beta, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, beta, initial_state)
     arch, initial = _arch(q.device), initial_state is not None
@@ -750,34 +755,36 @@ def _chunks(q, k, v, beta, initial_state, scale, final):
     tile = _tile(_STATES_TILES, arch)
     new = q.new_empty((slots, HV, 64, 128))
     states = q.new_empty((slots, HV, 128, 128))
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-        k, W, U, new, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
-        stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+        k, W, U, new, states, ends, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
+        stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, betas, q_mapped, k_mapped, inverse, W, new, states
+    return final_state, ends, betas, q_mapped, k_mapped, inverse, W, new, states
 
 
 @_operator(_LIBRARY, "delta_rule")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, betas, q_mapped, k_mapped, inverse, W, new, states = _forward_op(
-            q, k, v, beta, initial_state, scale, final,
+        o, final_state, ends, betas, q_mapped, k_mapped, inverse, W, new, states = _forward_op(
+            q, k, v, beta, initial_state, scale, final, within,
         )
         return (
-            o.bfloat16(), final_state, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), inverse.bfloat16(),
+            o.bfloat16(), final_state, ends, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), inverse.bfloat16(),
             W.bfloat16(), new.bfloat16(), states.bfloat16(),
         )
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, beta, initial_state)
     with torch.cuda.device_of(q):
-        final_state, betas, q_mapped, k_mapped, inverse, W, new, states = _chunks(
-            q, k, v, beta, initial_state, scale, final,
+        final_state, ends, betas, q_mapped, k_mapped, inverse, W, new, states = _chunks(
+            q, k, v, beta, initial_state, scale, final, within,
         )
         q = q_mapped
         k = k_mapped
@@ -789,16 +796,20 @@ def _forward_op(
             stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, betas, q_mapped, k_mapped, inverse, W, new, states
+    return o, final_state, ends, betas, q_mapped, k_mapped, inverse, W, new, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Optional[Tensor], scale: float, final: bool):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
+    within: bool,
+):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64), dtype=torch.float32), q.new_empty(q.shape),
-        k.new_empty(k.shape), q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 128)),
+        v.new_empty(v.shape), final_state, ends, q.new_empty((slots, HV, 64), dtype=torch.float32),
+        q.new_empty(q.shape), k.new_empty(k.shape), q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 128)),
         q.new_empty((slots, HV, 64, 128)), q.new_empty((slots, HV, 128, 128)),
     )
 
@@ -913,10 +924,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, beta, initial_state, scale, final = inputs
-    _, _, betas, q_mapped, k_mapped, inverse, W, new, states, = output
+    q, k, v, beta, initial_state, scale, final, within = inputs
+    _, _, ends, betas, q_mapped, k_mapped, inverse, W, new, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(betas, q_mapped, k_mapped, inverse, W, new, states)
+    ctx.mark_non_differentiable(ends, betas, q_mapped, k_mapped, inverse, W, new, states)
     ctx.save_for_backward(q, k, v, beta, initial_state, betas, q_mapped, k_mapped, inverse, W, new, states)
     ctx.scale = scale
 
@@ -932,13 +943,13 @@ def _backward(ctx, do, dfinal_state, *_):
         "delta_rule", _backward_op,
         do, dfinal_state, q, k, v, beta, initial_state, betas, q_mapped, k_mapped, inverse, W, new, states, scale,
     )
-    return (dq, dk, dv, grad_beta, None if initial_state is None else dinitial_state, None, None)
+    return (dq, dk, dv, grad_beta, None if initial_state is None else dinitial_state, None, None, None)
 
 
 _register_autograd(_LIBRARY, "delta_rule", _forward_op, _backward, _save_for_backward)
 
 
-def delta_rule(q, k, v, *, beta, scale=None, initial_state=None, output_final_state=False):
+def delta_rule(q, k, v, *, beta, scale=None, initial_state=None, output_final_state=False, return_states=False):
     """Delta rule without decay, as in DeltaNet.
 
     K is 128, V is 128.
@@ -950,8 +961,12 @@ def delta_rule(q, k, v, *, beta, scale=None, initial_state=None, output_final_st
     scale: multiplies q; 1 / sqrt(128) by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [B, (T + 63) // 64, HV, K, V].
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, beta and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v, beta
+    and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives.
     """
@@ -999,7 +1014,14 @@ def delta_rule(q, k, v, *, beta, scale=None, initial_state=None, output_final_st
     _no_tangents("delta_rule", q, k, v, beta, initial_state)
     scale = 128 ** -0.5 if scale is None else _real("delta_rule", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, beta, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, beta, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (
+            (o, final_state, ends.view(B, _cdiv(T, 64), HV, 128, 128)) if output_final_state
+            else (o, ends.view(B, _cdiv(T, 64), HV, 128, 128))
+        )
     return (o, final_state) if output_final_state else o
 
 

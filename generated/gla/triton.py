@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): a37fe898f970c5a9
-# body (hash of the text below): 26f3ec40194ec8a5
+# inputs (hash of spec and templates): 063e6303e1a0718d
+# body (hash of the text below): e32c7a7f233371d0
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -183,11 +183,12 @@ def _pairs_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_kernel(
-    k_ptr, v_ptr, G_ptr, states_ptr, initial_state_ptr, final_state_ptr,
+    k_ptr, v_ptr, G_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -220,6 +221,8 @@ def _states_kernel(
         k = (k * tl.exp2(G_last - G)).to(k_ptr.dtype.element_ty)
         state = state * tl.exp2(G_last)
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -641,7 +644,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_8f9f5a2e16b5c3b6", "gla")
+_LIBRARY = _library("kgen_c0c1cbd5172cfc3b", "gla")
 
 
 def _sizes(q, v):
@@ -651,8 +654,11 @@ def _sizes(q, v):
     return B, T, H, v.shape[2], B, NT, B * NT
 
 
-def _chunks(q, k, v, g, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, g, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, initial_state)
     arch, initial = _arch(q.device), initial_state is not None
@@ -674,29 +680,31 @@ def _chunks(q, k, v, g, initial_state, scale, final):
     )
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 128, 256))
+    ends = q.new_empty((slots, HV, 128, 256) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
-        k, v, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
+        k, v, G, states, ends, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
-        INITIAL=initial, FINAL=final,
+        INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, G, P, states
+    return final_state, ends, G, P, states
 
 
 @_operator(_LIBRARY, "gla")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, G, P, states = _forward_op(q, k, v, g, initial_state, scale, final)
-        return o.bfloat16(), final_state, G, P.bfloat16(), states.bfloat16()
+        o, final_state, ends, G, P, states = _forward_op(q, k, v, g, initial_state, scale, final, within)
+        return o.bfloat16(), final_state, ends, G, P.bfloat16(), states.bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, initial_state)
     with torch.cuda.device_of(q):
-        final_state, G, P, states = _chunks(q, k, v, g, initial_state, scale, final)
+        final_state, ends, G, P, states = _chunks(q, k, v, g, initial_state, scale, final, within)
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
         _launch(
@@ -705,15 +713,19 @@ def _forward_op(
             stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, G, P, states
+    return o, final_state, ends, G, P, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor], scale: float, final: bool):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
+    within: bool,
+):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 256) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 128, 256) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64, 128), dtype=torch.float32),
+        v.new_empty(v.shape), final_state, ends, q.new_empty((slots, HV, 64, 128), dtype=torch.float32),
         q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 128, 256)),
     )
 
@@ -818,10 +830,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, g, initial_state, scale, final = inputs
-    _, _, G, P, states, = output
+    q, k, v, g, initial_state, scale, final, within = inputs
+    _, _, ends, G, P, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(G, P, states)
+    ctx.mark_non_differentiable(ends, G, P, states)
     ctx.save_for_backward(q, k, v, g, initial_state, G, P, states)
     ctx.scale = scale
 
@@ -837,13 +849,13 @@ def _backward(ctx, do, dfinal_state, *_):
         "gla", _backward_op,
         do, dfinal_state, q, k, v, g, initial_state, G, P, states, scale,
     )
-    return (dq, dk, dv, grad_g, None if initial_state is None else dinitial_state, None, None)
+    return (dq, dk, dv, grad_g, None if initial_state is None else dinitial_state, None, None, None)
 
 
 _register_autograd(_LIBRARY, "gla", _forward_op, _backward, _save_for_backward)
 
 
-def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False):
+def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False, return_states=False):
     """Gated linear attention, whose decay differs by column of the keys.
 
     K is 128, V is 256.
@@ -855,8 +867,12 @@ def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False)
     scale: multiplies q; 1 / sqrt(128) by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [B, (T + 63) // 64, HV, K, V].
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, g and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v, g and
+    initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives.
     """
@@ -900,7 +916,14 @@ def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False)
     _no_tangents("gla", q, k, v, g, initial_state)
     scale = 128 ** -0.5 if scale is None else _real("gla", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, g, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, g, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (
+            (o, final_state, ends.view(B, _cdiv(T, 64), HV, 128, 256)) if output_final_state
+            else (o, ends.view(B, _cdiv(T, 64), HV, 128, 256))
+        )
     return (o, final_state) if output_final_state else o
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 1e4c58fc87930e8d
-# body (hash of the text below): b49bdaad5e8d5a21
+# inputs (hash of spec and templates): 7ed52c472743d918
+# body (hash of the text below): 37ade06826d0ad93
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -365,11 +365,11 @@ def _solve_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_kernel(
-    k_ptr, W_ptr, U_ptr, new_ptr, G_ptr, states_ptr, initial_state_ptr, final_state_ptr,
+    k_ptr, W_ptr, U_ptr, new_ptr, G_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
-    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    FINAL: tl.constexpr, ENDS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -404,6 +404,8 @@ def _states_kernel(
         k = (k * tl.exp2(G_last - G)).to(k_ptr.dtype.element_ty)
         state = state * tl.exp2(G_last)
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -927,7 +929,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_9f2260bba9214d78", "kda")
+_LIBRARY = _library("kgen_353f6882f1896d0f", "kda")
 
 
 def _sizes(q, v):
@@ -937,8 +939,11 @@ def _sizes(q, v):
     return B, T, H, v.shape[2], B, NT, B * NT
 
 
-def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, a_log, dt_bias, b, initial_state)
     arch, initial = _arch(q.device), initial_state is not None
@@ -991,35 +996,36 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     tile = _tile(_STATES_TILES, arch)
     new = q.new_empty((slots, HV, 64, 128))
     states = q.new_empty((slots, HV, 128, 128))
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-        k, W, U, new, G, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
-        stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+        k, W, U, new, G, states, ends, initial_state, final_state, k.stride(0), k.stride(2), T, NT,
+        stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states
+    return final_state, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states
 
 
 @_operator(_LIBRARY, "kda")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor,
-    initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    initial_state: Optional[Tensor], scale: float, final: bool, within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = _forward_op(
-            q, k, v, g, a_log, dt_bias, b, initial_state, scale, final,
+        o, final_state, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = _forward_op(
+            q, k, v, g, a_log, dt_bias, b, initial_state, scale, final, within,
         )
         return (
-            o.bfloat16(), final_state, G, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), P.bfloat16(),
+            o.bfloat16(), final_state, ends, G, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), P.bfloat16(),
             inverse.bfloat16(), W.bfloat16(), new.bfloat16(), states.bfloat16(),
         )
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, a_log, dt_bias, b, initial_state)
     with torch.cuda.device_of(q):
-        final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = _chunks(
-            q, k, v, g, a_log, dt_bias, b, initial_state, scale, final,
+        final_state, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = _chunks(
+            q, k, v, g, a_log, dt_bias, b, initial_state, scale, final, within,
         )
         q = q_mapped
         k = k_mapped
@@ -1031,18 +1037,19 @@ def _forward_op(
             stride_q_c=q.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states
+    return o, final_state, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
 def _(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor,
-    initial_state: Optional[Tensor], scale: float, final: bool,
+    initial_state: Optional[Tensor], scale: float, final: bool, within: bool,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64, 128), dtype=torch.float32),
+        v.new_empty(v.shape), final_state, ends, q.new_empty((slots, HV, 64, 128), dtype=torch.float32),
         q.new_empty((slots, HV, 64), dtype=torch.float32), q.new_empty(q.shape), k.new_empty(k.shape),
         q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 128)),
         q.new_empty((slots, HV, 64, 128)), q.new_empty((slots, HV, 128, 128)),
@@ -1177,10 +1184,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, g, a_log, dt_bias, b, initial_state, scale, final = inputs
-    _, _, G, betas, q_mapped, k_mapped, P, inverse, W, new, states, = output
+    q, k, v, g, a_log, dt_bias, b, initial_state, scale, final, within = inputs
+    _, _, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(G, betas, q_mapped, k_mapped, P, inverse, W, new, states)
+    ctx.mark_non_differentiable(ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states)
     ctx.save_for_backward(
         q, k, v, g, a_log, dt_bias, b, initial_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states,
     )
@@ -1203,14 +1210,16 @@ def _backward(ctx, do, dfinal_state, *_):
     )
     return (
         dq, dk, dv, grad_g, grad_a_log, grad_dt_bias, grad_b, None if initial_state is None else dinitial_state, None,
-        None,
+        None, None,
     )
 
 
 _register_autograd(_LIBRARY, "kda", _forward_op, _backward, _save_for_backward)
 
 
-def kda(q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output_final_state=False):
+def kda(
+    q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output_final_state=False, return_states=False,
+):
     """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
     K is 128, V is 128.
@@ -1225,8 +1234,12 @@ def kda(q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output
     scale: multiplies q; 1 / sqrt(128) by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [B, (T + 63) // 64, HV, K, V].
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, g, a_log, dt_bias, b and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v, g,
+    a_log, dt_bias, b and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives.
     """
@@ -1279,7 +1292,14 @@ def kda(q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output
     _no_tangents("kda", q, k, v, g, a_log, dt_bias, b, initial_state)
     scale = 128 ** -0.5 if scale is None else _real("kda", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, g, a_log, dt_bias, b, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, g, a_log, dt_bias, b, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (
+            (o, final_state, ends.view(B, _cdiv(T, 64), HV, 128, 128)) if output_final_state
+            else (o, ends.view(B, _cdiv(T, 64), HV, 128, 128))
+        )
     return (o, final_state) if output_final_state else o
 
 

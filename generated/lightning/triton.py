@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 883d39df87ec9197
-# body (hash of the text below): 4ef2f1369151bcf0
+# inputs (hash of spec and templates): e2f278a5518e2cef
+# body (hash of the text below): ea493a583a8a13cf
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -185,11 +185,12 @@ def _k_map_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_kernel(
-    k_ptr, v_ptr, G_ptr, states_ptr, initial_state_ptr, final_state_ptr,
+    k_ptr, v_ptr, G_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -222,6 +223,8 @@ def _states_kernel(
         new = new * tl.exp2(G_last - G)[:, None]
         state = state * tl.exp2(G_last)
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -558,7 +561,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("lightning")
-_LIBRARY = _library("kgen_df2d98c31142da22", "lightning")
+_LIBRARY = _library("kgen_db0c74bc3f029cf5", "lightning")
 
 
 def _sizes(q, v):
@@ -568,8 +571,11 @@ def _sizes(q, v):
     return B, T, H, v.shape[2], B, NT, B * NT
 
 
-def _chunks(q, k, v, slope, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, slope, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, slope, initial_state)
     arch, initial = _arch(q.device), initial_state is not None
@@ -599,29 +605,33 @@ def _chunks(q, k, v, slope, initial_state, scale, final):
     k = k_mapped
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 128, 128))
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-        k, v, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
+        k, v, G, states, ends, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
-        INITIAL=initial, FINAL=final,
+        INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, G, q_mapped, k_mapped, states
+    return final_state, ends, G, q_mapped, k_mapped, states
 
 
 @_operator(_LIBRARY, "lightning")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, G, q_mapped, k_mapped, states = _forward_op(q, k, v, slope, initial_state, scale, final)
-        return o.bfloat16(), final_state, G, q_mapped.bfloat16(), k_mapped.bfloat16(), states.bfloat16()
+        o, final_state, ends, G, q_mapped, k_mapped, states = _forward_op(
+            q, k, v, slope, initial_state, scale, final, within,
+        )
+        return o.bfloat16(), final_state, ends, G, q_mapped.bfloat16(), k_mapped.bfloat16(), states.bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, slope, initial_state)
     with torch.cuda.device_of(q):
-        final_state, G, q_mapped, k_mapped, states = _chunks(q, k, v, slope, initial_state, scale, final)
+        final_state, ends, G, q_mapped, k_mapped, states = _chunks(q, k, v, slope, initial_state, scale, final, within)
         q = q_mapped
         k = k_mapped
         o = v.new_empty(v.shape)
@@ -633,16 +643,20 @@ def _forward_op(
             stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, G, q_mapped, k_mapped, states
+    return o, final_state, ends, G, q_mapped, k_mapped, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial_state: Optional[Tensor], scale: float, final: bool):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
+    within: bool,
+):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64), dtype=torch.float32), q.new_empty(q.shape),
-        k.new_empty(k.shape), q.new_empty((slots, HV, 128, 128)),
+        v.new_empty(v.shape), final_state, ends, q.new_empty((slots, HV, 64), dtype=torch.float32),
+        q.new_empty(q.shape), k.new_empty(k.shape), q.new_empty((slots, HV, 128, 128)),
     )
 
 
@@ -741,10 +755,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, slope, initial_state, scale, final = inputs
-    _, _, G, q_mapped, k_mapped, states, = output
+    q, k, v, slope, initial_state, scale, final, within = inputs
+    _, _, ends, G, q_mapped, k_mapped, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(G, q_mapped, k_mapped, states)
+    ctx.mark_non_differentiable(ends, G, q_mapped, k_mapped, states)
     ctx.save_for_backward(q, k, v, slope, initial_state, G, q_mapped, k_mapped, states)
     ctx.scale = scale
 
@@ -760,13 +774,13 @@ def _backward(ctx, do, dfinal_state, *_):
         "lightning", _backward_op,
         do, dfinal_state, q, k, v, slope, initial_state, G, q_mapped, k_mapped, states, scale,
     )
-    return (dq, dk, dv, None, None if initial_state is None else dinitial_state, None, None)
+    return (dq, dk, dv, None, None if initial_state is None else dinitial_state, None, None, None)
 
 
 _register_autograd(_LIBRARY, "lightning", _forward_op, _backward, _save_for_backward)
 
 
-def lightning(q, k, v, *, slope, scale=None, initial_state=None, output_final_state=False):
+def lightning(q, k, v, *, slope, scale=None, initial_state=None, output_final_state=False, return_states=False):
     """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
     K is 128, V is 128.
@@ -778,8 +792,12 @@ def lightning(q, k, v, *, slope, scale=None, initial_state=None, output_final_st
     scale: multiplies q; 1.0 by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [B, (T + 63) // 64, HV, K, V].
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v and
+    initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives, or if a tensor without a gradient requires grad.
     """
@@ -826,7 +844,14 @@ def lightning(q, k, v, *, slope, scale=None, initial_state=None, output_final_st
     _no_gradients("lightning", "but the spec gives it no gradient: set `grad: true` in the spec, or", slope=slope)
     scale = 1.0 if scale is None else _real("lightning", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, slope, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, slope, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (
+            (o, final_state, ends.view(B, _cdiv(T, 64), HV, 128, 128)) if output_final_state
+            else (o, ends.view(B, _cdiv(T, 64), HV, 128, 128))
+        )
     return (o, final_state) if output_final_state else o
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d0089fc78c5c0003
-# body (hash of the text below): 9dfe4afc81ecb9e4
+# inputs (hash of spec and templates): f120d68d58781183
+# body (hash of the text below): ffe194244f3f372d
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -169,11 +169,12 @@ def _k_map_kernel(
 
 @triton.jit(do_not_specialize=["T", "N", "NT"])
 def _states_kernel(
-    k_ptr, v_ptr, states_ptr, initial_state_ptr, final_state_ptr, cu_seqlens_ptr,
+    k_ptr, v_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr, cu_seqlens_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, N, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -204,11 +205,15 @@ def _states_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[None, :], other=0.0)
         new = tl.load(v_rows + first * stride_v_t, mask=live[:, None], other=0.0)
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     # Slots without tokens get zeros.
     following = tl.where(seq == N - 1, NT, (end // BT + seq + 1).to(tl.int32))
     for n in range(count, tl.minimum(following, NT) - slot):
         chunk = (slot + n).to(tl.int64) * HV + h
         tl.store(states_ptr + chunk * K * V + of_state, tl.zeros([K, BLOCK_V], states_ptr.dtype.element_ty))
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, tl.zeros([K, BLOCK_V], ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -576,7 +581,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_6d2a526c0a862755", "linear_attention_elu")
+_LIBRARY = _library("kgen_c2300df173d5fc4a", "linear_attention_elu")
 
 
 def _sizes(q, v, cu_seqlens):
@@ -589,8 +594,11 @@ def _sizes(q, v, cu_seqlens):
     return *q.shape[:3], v.shape[2], N, NT, NT
 
 
-def _chunks(q, k, v, cu_seqlens, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, cu_seqlens, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     layouts = _layouts(q, k, v, initial_state, cu_seqlens)
     arch, initial = _arch(q.device), initial_state is not None
@@ -615,29 +623,35 @@ def _chunks(q, k, v, cu_seqlens, initial_state, scale, final):
     k = k_mapped
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 64, 64))
+    ends = q.new_empty((slots, HV, 64, 64) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-        k, v, states, initial_state, final_state, cu_seqlens, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, N,
-        NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
-        INITIAL=initial, FINAL=final,
+        k, v, states, ends, initial_state, final_state, cu_seqlens, k.stride(0), k.stride(2), v.stride(0), v.stride(2),
+        T, N, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
+        HV=HV, INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, seqs, q_mapped, k_mapped, states
+    return final_state, ends, seqs, q_mapped, k_mapped, states
 
 
 @_operator(_LIBRARY, "linear_attention_elu")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, seqs, q_mapped, k_mapped, states = _forward_op(q, k, v, cu_seqlens, initial_state, scale, final)
-        return o.bfloat16(), final_state, seqs, q_mapped.bfloat16(), k_mapped.bfloat16(), states.bfloat16()
+        o, final_state, ends, seqs, q_mapped, k_mapped, states = _forward_op(
+            q, k, v, cu_seqlens, initial_state, scale, final, within,
+        )
+        return o.bfloat16(), final_state, ends, seqs, q_mapped.bfloat16(), k_mapped.bfloat16(), states.bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     layouts = _layouts(q, k, v, initial_state, cu_seqlens)
     with torch.cuda.device_of(q):
-        final_state, seqs, q_mapped, k_mapped, states = _chunks(q, k, v, cu_seqlens, initial_state, scale, final)
+        final_state, ends, seqs, q_mapped, k_mapped, states = _chunks(
+            q, k, v, cu_seqlens, initial_state, scale, final, within,
+        )
         q = q_mapped
         k = k_mapped
         o = v.new_zeros(v.shape)
@@ -649,15 +663,19 @@ def _forward_op(
             stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, seqs, q_mapped, k_mapped, states
+    return o, final_state, ends, seqs, q_mapped, k_mapped, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float, final: bool):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
+    within: bool,
+):
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     final_state = q.new_empty((N, HV, 64, 64) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 64, 64) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty(slots, dtype=torch.int32), q.new_empty(q.shape),
+        v.new_empty(v.shape), final_state, ends, q.new_empty(slots, dtype=torch.int32), q.new_empty(q.shape),
         k.new_empty(k.shape), q.new_empty((slots, HV, 64, 64)),
     )
 
@@ -757,10 +775,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, cu_seqlens, initial_state, scale, final = inputs
-    _, _, seqs, q_mapped, k_mapped, states, = output
+    q, k, v, cu_seqlens, initial_state, scale, final, within = inputs
+    _, _, ends, seqs, q_mapped, k_mapped, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(seqs, q_mapped, k_mapped, states)
+    ctx.mark_non_differentiable(ends, seqs, q_mapped, k_mapped, states)
     ctx.save_for_backward(q, k, v, cu_seqlens, initial_state, seqs, q_mapped, k_mapped, states)
     ctx.scale = scale
 
@@ -776,13 +794,15 @@ def _backward(ctx, do, dfinal_state, *_):
         "linear_attention_elu", _backward_op,
         do, dfinal_state, q, k, v, cu_seqlens, initial_state, seqs, q_mapped, k_mapped, states, scale,
     )
-    return (dq, dk, dv, None, None if initial_state is None else dinitial_state, None, None)
+    return (dq, dk, dv, None, None if initial_state is None else dinitial_state, None, None, None)
 
 
 _register_autograd(_LIBRARY, "linear_attention_elu", _forward_op, _backward, _save_for_backward)
 
 
-def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None, output_final_state=False):
+def linear_attention_elu(
+    q, k, v, *, cu_seqlens, scale=None, initial_state=None, output_final_state=False, return_states=False,
+):
     """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
     K is 64, V is 64.
@@ -797,8 +817,12 @@ def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None,
     scale: multiplies q; 1 / sqrt(64) by default.
     initial_state: [N, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [T // 64 + N, HV, K, V]. Those of sequence n begin at cu_seqlens[n] // 64 + n. Others are zeros.
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v and
+    initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives.
     """
@@ -857,7 +881,11 @@ def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None,
     _no_tangents("linear_attention_elu", q, k, v, initial_state)
     scale = 64 ** -0.5 if scale is None else _real("linear_attention_elu", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, cu_seqlens, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, cu_seqlens, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (o, final_state, ends) if output_final_state else (o, ends)
     return (o, final_state) if output_final_state else o
 
 

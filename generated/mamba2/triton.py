@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b0b00e84f9db949c
-# body (hash of the text below): 16331568a1849de2
+# inputs (hash of spec and templates): cfafeb4c5a0625dc
+# body (hash of the text below): 4eb94e599f581f7b
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -182,11 +182,12 @@ def _gates_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_kernel(
-    k_ptr, v_ptr, betas_ptr, G_ptr, states_ptr, initial_state_ptr, final_state_ptr,
+    k_ptr, v_ptr, betas_ptr, G_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -220,6 +221,8 @@ def _states_kernel(
         new = new * tl.exp2(G_last - G)[:, None]
         state = state * tl.exp2(G_last)
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -644,7 +647,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_3605888e3de47706", "mamba2")
+_LIBRARY = _library("kgen_2d122458c2e5dbe5", "mamba2")
 
 
 def _sizes(q, v):
@@ -654,8 +657,11 @@ def _sizes(q, v):
     return B, T, H, v.shape[2], B, NT, B * NT
 
 
-def _chunks(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, dt, a_log, dt_bias, d, initial_state)
     arch, initial = _arch(q.device), initial_state is not None
@@ -671,30 +677,35 @@ def _chunks(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final):
     )
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 128, 64))
+    ends = q.new_empty((slots, HV, 128, 64) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-        k, v, betas, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
-        stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
-        INITIAL=initial, FINAL=final,
+        k, v, betas, G, states, ends, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T,
+        NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+        INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, G, betas, states
+    return final_state, ends, G, betas, states
 
 
 @_operator(_LIBRARY, "mamba2")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, a_log: Tensor, dt_bias: Tensor, d: Tensor,
-    initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    initial_state: Optional[Tensor], scale: float, final: bool, within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, G, betas, states = _forward_op(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final)
-        return o.bfloat16(), final_state, G, betas, states.bfloat16()
+        o, final_state, ends, G, betas, states = _forward_op(
+            q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final, within,
+        )
+        return o.bfloat16(), final_state, ends, G, betas, states.bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, dt, a_log, dt_bias, d, initial_state)
     with torch.cuda.device_of(q):
-        final_state, G, betas, states = _chunks(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final)
+        final_state, ends, G, betas, states = _chunks(
+            q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final, within,
+        )
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
         _launch(
@@ -704,18 +715,19 @@ def _forward_op(
             stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, G, betas, states
+    return o, final_state, ends, G, betas, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
 def _(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, a_log: Tensor, dt_bias: Tensor, d: Tensor,
-    initial_state: Optional[Tensor], scale: float, final: bool,
+    initial_state: Optional[Tensor], scale: float, final: bool, within: bool,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 64) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 128, 64) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64), dtype=torch.float32),
+        v.new_empty(v.shape), final_state, ends, q.new_empty((slots, HV, 64), dtype=torch.float32),
         q.new_empty((slots, HV, 64), dtype=torch.float32), q.new_empty((slots, HV, 128, 64)),
     )
 
@@ -834,10 +846,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final = inputs
-    _, _, G, betas, states, = output
+    q, k, v, dt, a_log, dt_bias, d, initial_state, scale, final, within = inputs
+    _, _, ends, G, betas, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(G, betas, states)
+    ctx.mark_non_differentiable(ends, G, betas, states)
     ctx.save_for_backward(q, k, v, dt, a_log, dt_bias, d, initial_state, G, betas, states)
     ctx.scale = scale
 
@@ -855,14 +867,16 @@ def _backward(ctx, do, dfinal_state, *_):
     )
     return (
         dq, dk, dv, grad_dt, grad_a_log, grad_dt_bias, grad_d, None if initial_state is None else dinitial_state, None,
-        None,
+        None, None,
     )
 
 
 _register_autograd(_LIBRARY, "mamba2", _forward_op, _backward, _save_for_backward)
 
 
-def mamba2(q, k, v, *, dt, a_log, dt_bias, d, scale=None, initial_state=None, output_final_state=False):
+def mamba2(
+    q, k, v, *, dt, a_log, dt_bias, d, scale=None, initial_state=None, output_final_state=False, return_states=False,
+):
     """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
     K is 128, V is 64.
@@ -877,8 +891,12 @@ def mamba2(q, k, v, *, dt, a_log, dt_bias, d, scale=None, initial_state=None, ou
     scale: multiplies q; 1.0 by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [B, (T + 63) // 64, HV, K, V].
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, dt, a_log, dt_bias, d and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v, dt,
+    a_log, dt_bias, d and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives.
     """
@@ -933,7 +951,14 @@ def mamba2(q, k, v, *, dt, a_log, dt_bias, d, scale=None, initial_state=None, ou
     _no_tangents("mamba2", q, k, v, dt, a_log, dt_bias, d, initial_state)
     scale = 1.0 if scale is None else _real("mamba2", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, dt, a_log, dt_bias, d, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, dt, a_log, dt_bias, d, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (
+            (o, final_state, ends.view(B, _cdiv(T, 64), HV, 128, 64)) if output_final_state
+            else (o, ends.view(B, _cdiv(T, 64), HV, 128, 64))
+        )
     return (o, final_state) if output_final_state else o
 
 
