@@ -104,7 +104,7 @@ def _compare(
     for name, value in got.items():
         if name in own:
             dtype = {"o": problem.dtype, "states": within}.get(name) or problem.state_dtype
-            want, eager_value = getattr(truth, name), getattr(yardstick, name)
+            want, eager_value = getattr(truth, name), getattr(yardstick, name).to(DTYPES[dtype])
         else:
             dtype = dtypes.get(name[1:], problem.dtype)
             want = truth.grads[name[1:]]
