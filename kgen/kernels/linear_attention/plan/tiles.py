@@ -51,7 +51,9 @@ def _forward(plan: LinearAttentionPlan) -> dict[str, Table]:
     wide = 8 if BT == 128 else 4
     states = Tile(8 if k == 256 else 4, 1, BLOCK_V=16 if k == 256 else 32)
     stages = 3 if plan.by_column else 4  # decays by column take 48 KiB of shared memory a stage
-    deep = Tile(states.num_warps, 2 if k == 256 or BT == 128 else stages, BLOCK_V=32)
+    if k == 256 or BT == 128:
+        stages = 1 if k == 256 and BT == 128 else 2  # two need more than 227 KiB for both
+    deep = Tile(states.num_warps, stages, BLOCK_V=32)
     return {
         "gates": {0: Tile(4, BLOCK_K=32)},
         "q_map": {0: Tile(4, ROWS=16)},

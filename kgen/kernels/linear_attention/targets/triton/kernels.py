@@ -324,13 +324,13 @@ class Builder:
     def states(self) -> States:
         delta = self.traits.delta
         updates = [Operand("W"), Operand("U"), Operand("new")] if delta else [V, *self.betas]
-        ends = [Operand("states"), Operand("initial_state"), Operand("final_state")]
+        ends = [Operand(n) for n in ("states", "ends", "initial_state", "final_state")]
         signature = sequence_signature(
             self.plan,
             "_states_kernel",
             [K, *updates, *self.decays, *ends],
             numbers=("N", "NT") if self.spec.varlen else (),
-            constants=("H", "HV", "INITIAL", "FINAL"),
+            constants=("H", "HV", "INITIAL", "FINAL", "ENDS"),
             tile=("BLOCK_V",),
         )
         return States(signature, self.sequence, self.traits, self.spec.varlen)
@@ -367,8 +367,14 @@ class Builder:
         signature = sequence_signature(
             self.plan,
             "_decode_kernel",
-            [*operands, Operand("state", "bhkv"), Operand("o")],
+            [
+                *operands,
+                Operand("state", "bhkv"),
+                Operand("states", "bthkv", optional=True),
+                Operand("o"),
+            ],
             numbers=SCALE,
+            constants=("H", "HV", "STATES"),
             tile=("BLOCK_V",),
         )
         return Decode(
