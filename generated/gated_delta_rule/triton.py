@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d5515e3f7223a70d
-# body (hash of the text below): 4bb036235d718de8
+# inputs (hash of spec and templates): 0f1a08bc57bc89f8
+# body (hash of the text below): 271c2189057bf58f
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -57,7 +57,12 @@ V = tl.constexpr(128)
 _GATES_TILES = [((), dict(num_stages=1, num_warps=4)),]
 _Q_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _K_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
-_SOLVE_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
+_EQUATIONS_TILES = [((), dict(BLOCK_K=64, num_stages=1, num_warps=4)),]
+_INVERSE_TILES = [((), dict(num_stages=1, num_warps=1)),]
+_SOLVE_TILES = [
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _STATES_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=4, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
@@ -80,7 +85,7 @@ _KEYS_BACK_TILES = [
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _SOLVE_BACK_TILES = [
-    ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=8)),
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _GATES_BACK_TILES = [((), dict(num_stages=1, num_warps=4)),]
@@ -206,37 +211,79 @@ def _k_map_kernel(
     tl.store(mapped + offs_k[None, :], x.to(k_mapped_ptr.dtype.element_ty), mask=live)
 
 
-@triton.jit
-def _diagonal(a, n: tl.constexpr, size: tl.constexpr):
-    """Return the blocks on the diagonal of a matrix of n * size rows, [n, size, size]."""
-    block = tl.arange(0, n)
-    same = block[:, None, None, None] == block[None, None, :, None]
-    return tl.sum(tl.where(same, tl.reshape(a, [n, size, n, size]), 0.0), 2)
+@triton.jit(do_not_specialize=["T", "NT"])
+def _equations_kernel(
+    k_ptr, G_ptr, betas_ptr, A_ptr,
+    stride_k_b: tl.int64, stride_k_h: tl.int64,
+    T, NT,
+    stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """Compute A, the products of earlier keys with their decay and factors of updates, for one (chunk, head)."""
+    pid = tl.program_id(0)
+    slot, h = pid // HV, pid % HV
+    h_qk = h // (HV // H)
+    batch = slot // NT
+    first = (slot % NT).to(tl.int64) * BT
+    end = T
+    i = tl.arange(0, BT)
+    live = (i < end - first)[:, None]
+    rows = (slot.to(tl.int64) * HV + h) * BT + i
+    k_rows = k_ptr + batch * stride_k_b + first * stride_k_t + h_qk * stride_k_h + i[:, None] * stride_k_t
+    a = tl.zeros([BT, BT], tl.float32)
+    for start in tl.static_range(0, K, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        k = tl.load(k_rows + offs_k[None, :] * stride_k_c, mask=live, other=0.0)
+        a = tl.dot(k, tl.trans(k), a)
+    below = i[:, None] > i[None, :]
+    G = tl.load(G_ptr + rows)
+    a = a * tl.exp2(tl.where(below, G[:, None] - G[None, :], float("-inf")))
+    a = a * tl.load(betas_ptr + rows)[:, None]
+    tl.store(A_ptr + rows[:, None] * BT + i[None, :], a)
 
 
 @triton.jit
-def _lower_left(a, n: tl.constexpr, size: tl.constexpr):
-    """Return the lower left quarters of n matrices of 2 * size rows."""
-    half = tl.arange(0, 2)
-    there = (half[None, :, None, None, None] == 1) & (half[None, None, None, :, None] == 0)
-    return tl.sum(tl.sum(tl.where(there, tl.reshape(a, [n, 2, size, 2, size]), 0.0), 3), 1)
+def _offsets(n: tl.constexpr, size: tl.constexpr, step: tl.constexpr, below: tl.constexpr):
+    """Return the rows and columns of n blocks, each `step` rows after the one before, [n, size, size].
+
+    They are on the diagonal of a matrix, or `below` rows below it.
+    """
+    block = tl.arange(0, n)[:, None, None] * step
+    r = tl.arange(0, size)
+    return block + below + r[None, :, None], block + r[None, None, :]
 
 
 @triton.jit
-def _doubled(t, a, n: tl.constexpr, size: tl.constexpr):
-    """Return inverses of blocks of 2 * size rows on the diagonal of I + a. t has the inverses of their halves.
+def _substituted(a, n: tl.constexpr):
+    """Return the inverses of I + a for n blocks of 16 rows. a has the transposed blocks.
 
-    The lower left quarter of an inverse is the negative product of lower half, quarter of a and upper half.
+    Back substitution computes one column of each inverse at a time. As blocks are transposed, both sums of a step have
+    the layout of their next operand. So one warp needs no barrier.
+    """
+    r = tl.arange(0, 16)
+    t = tl.zeros([n, 16, 16], tl.float32) + tl.where(r[:, None] == r[None, :], 1.0, 0.0)[None, :, :]
+    for done in range(1, 16):
+        here = r == 15 - done
+        factors = tl.sum(tl.where(here[None, :, None], a, 0.0), 1)
+        column = tl.sum(t * factors[:, None, :], 2)
+        t = tl.where(here[None, None, :], t - column[:, :, None], t)
+    return t
+
+
+@triton.jit
+def _corner(upper, a, lower):
+    """Return the lower left quarters of inverses, from the inverses of both halves and the quarters a.
+
     Products of three tf32 terms have the accuracy of float32.
     """
+    return -tl.dot(lower, tl.dot(a, upper, input_precision="tf32x3"), input_precision="tf32x3")
+
+
+@triton.jit
+def _doubled(t, a_ptr, n: tl.constexpr, size: tl.constexpr):
+    """Return inverses of n blocks of 2 * size rows. t has the inverses of their halves."""
     upper, lower = tl.split(tl.permute(tl.reshape(t, [n, 2, size, size]), [0, 2, 3, 1]))
-    corner = _lower_left(_diagonal(a, n, 2 * size), n, size)
-    if n == 1:  # a product of matrices without a batch runs on more warps
-        inner = tl.dot(tl.reshape(corner, [size, size]), tl.reshape(upper, [size, size]), input_precision="tf32x3")
-        inner = tl.dot(tl.reshape(lower, [size, size]), inner, input_precision="tf32x3")
-        corner = tl.reshape(-inner, [1, size, size])
-    else:
-        corner = -tl.dot(lower, tl.dot(corner, upper, input_precision="tf32x3"), input_precision="tf32x3")
+    rows, columns = _offsets(n, size, 2 * size, size)
+    corner = _corner(upper, tl.load(a_ptr + rows * BT + columns), lower)
     above = tl.permute(tl.join(upper, tl.zeros([n, size, size], tl.float32)), [0, 1, 3, 2])
     below = tl.permute(tl.join(corner, lower), [0, 1, 3, 2])
     both = tl.join(tl.reshape(above, [n, size, 2 * size]), tl.reshape(below, [n, size, 2 * size]))
@@ -244,21 +291,23 @@ def _doubled(t, a, n: tl.constexpr, size: tl.constexpr):
 
 
 @triton.jit
-def _inverse(a):
-    """Return (I + a)**-1 for a matrix with entries below the diagonal only.
-
-    Forward substitution inverts the blocks of 16 rows, all at once.
-    """
-    small = _diagonal(a, 4, 16)
-    r = tl.arange(0, 16)
-    t = tl.zeros([4, 16, 16], tl.float32) + tl.where(r[:, None] == r[None, :], 1.0, 0.0)[None, :, :]
-    for row in range(1, 16):
-        here = (r == row)[None, :, None]
-        factors = tl.sum(tl.where(here, small, 0.0), 1)
-        t = tl.where(here, t - tl.sum(factors[:, :, None] * t, 1)[:, None, :], t)
-    t = _doubled(t, a, 2, 16)
-    t = _doubled(t, a, 1, 32)
-    return tl.reshape(t, [BT, BT])
+def _inverse_kernel(A_ptr, inverse_ptr):
+    """Compute (I + A)**-1 for one (chunk, head). A has entries below the diagonal only."""
+    square = tl.program_id(0).to(tl.int64) * BT * BT
+    a_ptr, t_ptr = A_ptr + square, inverse_ptr + square
+    rows, columns = _offsets(4, 16, 16, 0)
+    transposed = tl.permute(rows, [0, 2, 1]) * BT + tl.permute(columns, [0, 2, 1])
+    t = _substituted(tl.load(a_ptr + transposed), 4)
+    t = _doubled(t, a_ptr, 2, 16)
+    # The last step writes quarters. The whole inverse would take too many registers of one warp.
+    rows, columns = _offsets(2, 32, 32, 0)
+    tl.store(t_ptr + rows * BT + columns, t.to(t_ptr.dtype.element_ty))
+    upper, lower = tl.split(tl.permute(t, [1, 2, 0]))
+    r = tl.arange(0, 32)
+    corner = r[:, None] * BT + r[None, :]
+    t = _corner(upper, tl.load(a_ptr + 32 * BT + corner), lower)
+    tl.store(t_ptr + 32 * BT + corner, t.to(t_ptr.dtype.element_ty))
+    tl.store(t_ptr + 32 + corner, tl.zeros_like(t).to(t_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["T", "NT"])
@@ -269,7 +318,7 @@ def _solve_kernel(
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
     H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """Compute the inverse of I + A for one (chunk, head), its product U with values and W with decayed keys."""
+    """Compute products of the inverse for one (chunk, head): U with values, W with decayed keys."""
     pid = tl.program_id(0)
     slot, h = pid // HV, pid % HV
     h_qk = h // (HV // H)
@@ -283,23 +332,14 @@ def _solve_kernel(
     v_rows = v_ptr + batch * stride_v_b + first * stride_v_t + h * stride_v_h + i[:, None] * stride_v_t
     offs_k = tl.arange(0, BLOCK_K)
     offs_v = tl.arange(0, BLOCK_V)
+    t = tl.load(inverse_ptr + rows[:, None] * BT + i[None, :])
     betas = tl.load(betas_ptr + rows)
-    a = tl.zeros([BT, BT], tl.float32)
-    for start in tl.static_range(0, K, BLOCK_K):
-        k = tl.load(k_rows + (start + offs_k)[None, :] * stride_k_c, mask=live, other=0.0)
-        a = tl.dot(k, tl.trans(k), a)
-    below = i[:, None] > i[None, :]
-    G = tl.load(G_ptr + rows)
-    a = a * tl.exp2(tl.where(below, G[:, None] - G[None, :], float("-inf")))
-    t = _inverse(a * betas[:, None])
-    tl.store(inverse_ptr + rows[:, None] * BT + i[None, :], t.to(inverse_ptr.dtype.element_ty))
-    t = t.to(v_ptr.dtype.element_ty)
     # Factors of updates multiply rows of v and k. In a column of t, one rounding would change a whole row.
     for start in tl.static_range(0, V, BLOCK_V):
         v = tl.load(v_rows + (start + offs_v)[None, :] * stride_v_c, mask=live, other=0.0)
         v = (v * betas[:, None]).to(t.dtype)
         tl.store(U_ptr + rows[:, None] * V + (start + offs_v)[None, :], tl.dot(t, v).to(U_ptr.dtype.element_ty))
-    decayed = tl.exp2(G)[:, None]
+    decayed = tl.exp2(tl.load(G_ptr + rows))[:, None]
     for start in tl.static_range(0, K, BLOCK_K):
         k = tl.load(k_rows + (start + offs_k)[None, :] * stride_k_c, mask=live, other=0.0)
         at = rows[:, None] * K + (start + offs_k)[None, :]
@@ -797,7 +837,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_b1ddd7317bd32c03", "gated_delta_rule")
+_LIBRARY = _library("kgen_4bdb157d1c61472f", "gated_delta_rule")
 
 
 def _sizes(q, v):
@@ -838,8 +878,21 @@ def _chunks(q, k, v, a, a_log, dt_bias, b, initial_state, scale, final):
         **tile,
     )
     k = k_mapped
-    tile = _tile(_SOLVE_TILES, arch)
+    tile = _tile(_EQUATIONS_TILES, arch)
+    A = q.new_empty((slots, HV, 64, 64), dtype=torch.float32)
+    _launch(
+        _equations_kernel, slots * HV, layouts,
+        k, G, betas, A, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
+        **tile,
+    )
+    tile = _tile(_INVERSE_TILES, arch)
     inverse = q.new_empty((slots, HV, 64, 64))
+    _launch(
+        _inverse_kernel, slots * HV, layouts,
+        A, inverse,
+        **tile,
+    )
+    tile = _tile(_SOLVE_TILES, arch)
     W = q.new_empty((slots, HV, 64, 128))
     U = q.new_empty((slots, HV, 64, 128))
     _launch(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4ccb845b4050ab21
-# body (hash of the text below): 5ef47266b2e346ac
+# inputs (hash of spec and templates): 50b05df2878eccd7
+# body (hash of the text below): 45064c161e33dee3
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -53,7 +53,7 @@ V = tl.constexpr(256)
 
 # Columns of a head per tile, by compute capability (90 is 9.0). The last row is for all other chips.
 _GATES_TILES = [((), dict(BLOCK_K=32, num_stages=1, num_warps=4)),]
-_PAIRS_TILES = [((), dict(num_stages=1, num_warps=4)),]
+_PAIRS_TILES = [((), dict(BLOCK_K=32, num_stages=1, num_warps=4)),]
 _STATES_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
@@ -76,7 +76,7 @@ _KEYS_BACK_TILES = [
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _UPDATES_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
-_PAIRS_BACK_TILES = [((), dict(BLOCK_K=64, num_stages=1, num_warps=4)),]
+_PAIRS_BACK_TILES = [((), dict(BLOCK_K=64, num_stages=1, num_warps=2)),]
 _GATES_BACK_TILES = [((), dict(BLOCK_K=32, num_stages=1, num_warps=4)),]
 _Q_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
 _K_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
@@ -137,48 +137,44 @@ def _pairs_kernel(
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
-    """Compute 16 rows of products of queries and keys, each column with its decay between the two tokens.
+    """Compute products of queries and keys of one (chunk, head), each column with its decay between the two tokens.
 
-    A product of earlier keys takes the decay in two factors, to and from the first of the rows. So no power of a decay
-    is above 1. Pairs among the 16 rows take one power each.
+    The level of a pair is the highest bit in which their indices differ. The later token is in the second half of a
+    block of 2**(level + 1) tokens. The earlier token is in the first half. A product takes the decay in two factors:
+    to and from the start of the second half. So no power of a decay is above 1.
     """
-    subs: tl.constexpr = BT // 16
     pid = tl.program_id(0)
-    slot, h, sub = pid // subs // HV, pid // subs % HV, pid % subs
+    slot, h = pid // HV, pid % HV
     h_qk = h // (HV // H)
     batch = slot // NT
     first = (slot % NT).to(tl.int64) * BT
     end = T
-    r = tl.arange(0, 16)
-    i = sub * 16 + r
-    j = tl.arange(0, BT)
-    earlier = (j < sub * 16)[:, None]
-    offs_k = tl.arange(0, K)
-    q_rows = q_ptr + batch * stride_q_b + first * stride_q_t + h_qk * stride_q_h + offs_k[None, :] * stride_q_c
-    k_rows = k_ptr + batch * stride_k_b + first * stride_k_t + h_qk * stride_k_h + offs_k[None, :] * stride_k_c
-    chunk = slot.to(tl.int64) * HV + h
-    G_rows = G_ptr + chunk * BT * K + offs_k[None, :]
+    i = tl.arange(0, BT)
     live = (i < end - first)[:, None]
-    q = tl.load(q_rows + i[:, None] * stride_q_t, mask=live, other=0.0)
-    G = tl.load(G_rows + i[:, None] * K)
-    G_first = tl.load(G_rows + sub * 16 * K)
-    before = tl.load(k_rows + j[:, None] * stride_k_t, mask=earlier & (j < end - first)[:, None], other=0.0)
-    G_before = tl.load(G_rows + j[:, None] * K, mask=earlier, other=0.0)
-    before = (before * tl.exp2(tl.where(earlier, G_first - G_before, 0.0))).to(before.dtype)
-    since = tl.exp2(G - G_first)
-    p = tl.dot((q * since).to(q.dtype), tl.trans(before))
-    for s in range(16):
-        one = sub * 16 + s
-        k_one = tl.load(k_rows + one * stride_k_t, mask=(offs_k[None, :] >= 0) & (one < end - first), other=0.0)
-        G_one = tl.load(G_rows + one * K)
-        decayed = k_one * tl.exp2(tl.where((r >= s)[:, None], G - G_one, float("-inf")))
-        here = j[None, :] == one
-        p = tl.where(here, tl.sum(q * decayed, 1)[:, None], p)
-    at = (chunk * BT + i[:, None]) * BT + j[None, :]
-    p = tl.where(i[:, None] >= j[None, :], p, 0.0) * scale
-    tl.store(P_ptr + at, p.to(P_ptr.dtype.element_ty))
+    rows = (slot.to(tl.int64) * HV + h) * BT + i
+    q_rows = q_ptr + batch * stride_q_b + first * stride_q_t + h_qk * stride_q_h + i[:, None] * stride_q_t
+    k_rows = k_ptr + batch * stride_k_b + first * stride_k_t + h_qk * stride_k_h + i[:, None] * stride_k_t
+    G_chunk = G_ptr + (slot.to(tl.int64) * HV + h) * BT * K
+    p = tl.zeros([BT, BT], tl.float32)
+    same = tl.zeros([BT], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        q = tl.load(q_rows + offs_k[None, :] * stride_q_c, mask=live, other=0.0)
+        k = tl.load(k_rows + offs_k[None, :] * stride_k_c, mask=live, other=0.0)
+        G = tl.load(G_chunk + i[:, None] * K + offs_k[None, :])
+        same += tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)
+        for level in range(6):
+            half = i >> level
+            second = half % 2 == 1
+            G_between = tl.load(G_chunk + ((half | 1) << level)[:, None] * K + offs_k[None, :])
+            decay = tl.exp2(tl.where(second[:, None], G - G_between, G_between - G))
+            keys = (k * decay).to(k.dtype)
+            there = tl.where(second, half - 1, -1)[:, None] == half[None, :]
+            p += tl.where(there, tl.dot((q * decay).to(q.dtype), tl.trans(keys)), 0.0)
+    p = tl.where(i[:, None] == i[None, :], same[:, None], p) * scale
+    tl.store(P_ptr + rows[:, None] * BT + i[None, :], p.to(P_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["T", "NT"])
@@ -527,21 +523,32 @@ def _pairs_back_kernel(
     dk = tl.dot(tl.load(dP + of_columns).to(k.dtype), (other * until).to(k.dtype))
     dk = dk * tl.exp2(G_last - G)
 
-    # Pairs among the rows.
-    for s in range(16):
-        one = sub * 16 + s
-        there = (offs_k[None, :] >= 0) & (one < end - first)
-        q_one = tl.load(q_rows + one * stride_q_t, mask=there, other=0.0)
-        k_one = tl.load(k_rows + one * stride_k_t, mask=there, other=0.0)
-        G_one = tl.load(G_rows + one * K)
-        since_one = tl.exp2(tl.where((r >= s)[:, None], G - G_one, float("-inf")))
-        until_one = tl.exp2(tl.where((r <= s)[:, None], G_one - G, float("-inf")))
-        dq += tl.load(dP + i * BT + one)[:, None] * (k_one * since_one)
-        dk += tl.load(dP + one * BT + i)[:, None] * (q_one * until_one)
-
     rows = chunk * BT + i
     at = rows[:, None] * K + offs_k[None, :]
     dG = tl.load(dG_ptr + at) + q * dq - k * dk
+
+    # Pairs among the rows: halves of blocks of 2, 4, 8 and 16 rows, as in forward.
+    same = tl.load(dP + i * BT + i)[:, None]
+    dq += same * k
+    dk += same * q
+    square = i[:, None] * BT + i[None, :]
+    dP_low = tl.load(dP + square).to(k.dtype)
+    for level in range(4):
+        half = r >> level
+        second = half % 2 == 1
+        G_between = tl.load(G_rows + (sub * 16 + ((half | 1) << level))[:, None] * K)
+        decay = tl.exp2(tl.where(second[:, None], G - G_between, G_between - G))
+        there = tl.where(second, half - 1, -1)[:, None] == half[None, :]
+        queries = (q * decay).to(q.dtype)
+        keys = (k * decay).to(k.dtype)
+        p = tl.where(there, dP_low, 0.0)
+        of_queries = tl.dot(p, keys)
+        of_keys = tl.dot(tl.trans(p), queries)
+        dq += of_queries * decay
+        dk += of_keys * decay
+        # Sums over tokens follow, in which both ends of a pair cancel. So both have the same rounded factors.
+        dG += queries * of_queries - keys * of_keys
+
     tl.store(dG_ptr + at, dG)
     dq += tl.load(dq_parts_ptr + at)
     dk += tl.load(dk_parts_ptr + at)
@@ -636,7 +643,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_6f4550dc4aa49b38", "gla")
+_LIBRARY = _library("kgen_0654890f35d468b6", "gla")
 
 
 def _sizes(q, v):
@@ -662,7 +669,7 @@ def _chunks(q, k, v, g, initial_state, scale, final):
     tile = _tile(_PAIRS_TILES, arch)
     P = q.new_empty((slots, HV, 64, 64))
     _launch(
-        _pairs_kernel, slots * HV * 4, layouts,
+        _pairs_kernel, slots * HV, layouts,
         q, k, G, P, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale, stride_q_t=q.stride(1),
         stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
         **tile,
