@@ -136,7 +136,9 @@ class Steps:
             "gates": (kernels.gates, heads + columns, ()),
             "q_map": (kernels.q_map, rows, ("q = q_mapped",)),
             "k_map": (kernels.k_map, rows, ("k = k_mapped",)),
-            "pairs": (kernels.pairs, f"{heads} * {self.chunk // 16}", ()),
+            "pairs": (kernels.pairs, heads, ()),
+            "equations": (kernels.equations, heads, ()),
+            "inverse": (kernels.inverse, heads, ()),
             "solve": (kernels.solve, heads, ()),
             "states": (kernels.states, blocks, ()),
         }
