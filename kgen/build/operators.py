@@ -109,7 +109,7 @@ def compiled_name() -> str:
 
 
 def modules_of(native: Native, names: Sequence[str]) -> dict[str, str]:
-    """Return the modules that load and call the operators, by file. `names` are the public names."""
+    """Return the modules that load and call the operators, by file. They have these `names`."""
     assert native.operators is not None
     places = ", ".join(f'"{place}": "{name}"' for place, name in native.operators.places)
     installed = f"_operators.install(_launcher, {{{places}}})"

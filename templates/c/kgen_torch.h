@@ -40,7 +40,7 @@ using torch::autograd::variable_list;
 
 /* --- errors ------------------------------------------------------------------------------------------------------- */
 
-/* Messages are strings. Streams of C++ crash while they print numbers in some builds of PyTorch. */
+/* Messages are strings: with one build of PyTorch 2.11, a process ended where a stream of C++ printed numbers. */
 [[noreturn]] inline void raise_type(const std::string &message)
 {
     TORCH_CHECK_TYPE(false, message);

@@ -6,12 +6,11 @@ import ctypes
 import hashlib
 import importlib
 import math
-import os
 import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +27,6 @@ from kgen.build.operators import compiled_name, with_code
 from kgen.build.package import BuildOptions, build_specs
 from kgen.build.stale import stale
 from kgen.render.environment import rendered
-from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify.events import LeftOut
 
@@ -58,7 +56,15 @@ gqa: any
 varlen: true
 mask_mod: q_idx >= kv_idx
 """
-SPECS = {"awkward": AWKWARD, "packed": PACKED}
+FORWARD = """kernel: attention
+name: alone
+dtype: fp16
+head_dim: 16
+mask_mod: q_idx >= kv_idx
+passes: [forward]
+"""
+"""No backward pass."""
+SPECS = {"awkward": AWKWARD, "packed": PACKED, "alone": FORWARD}
 CPU = "c++ -DKGEN_DEVICE=c10::DeviceType::CPU"
 """A compiler of operators that launch for tensors on the CPU, for the simulated driver."""
 _BUILD = """
@@ -110,6 +116,12 @@ def awkward(sources: Path, pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
+def alone(sources: Path, pytestconfig: pytest.Config) -> Path:
+    """The folder of the package `alone`."""
+    return _compiled(sources, "alone", pytestconfig.cache)
+
+
+@pytest.fixture(scope="session")
 def packed(sources: Path, pytestconfig: pytest.Config) -> Path:
     """The folder of the package `packed`."""
     return _compiled(sources, "packed", pytestconfig.cache)
@@ -129,7 +141,7 @@ def test_schemas_are_those_of_python(spec: str) -> None:
     module = importlib.import_module(f"generated.{spec}.triton")
     code = module._LIBRARY.ns[: len("kgen_") + 16]
     if native.operators is None:
-        assert spec in WHY and native.why_in_python == WHY[spec]
+        assert native.why_in_python == WHY.get(spec)
         return
     assert spec not in WHY
     text = re.sub(r'"\s+"', "", rendered(with_code(native.operators, emitted)))
@@ -156,10 +168,8 @@ WHY = {
 def _heard(spec: str, tmp_path: Path) -> list[str]:
     """Return what `kgen build --torch` says of a stock spec, up to the first kernel."""
     loaded, heard = load(ROOT / "specs" / f"{spec}.yaml"), list[str]()
-    with (
-        mock.patch("kgen.build.package._all_compiled", side_effect=_Stopped),
-        pytest.raises(_Stopped),
-    ):
+    stopped = mock.patch("kgen.build.package._all_compiled", side_effect=_Stopped)
+    with stopped, pytest.raises(_Stopped):
         build_specs(
             [loaded],
             ROOT / "generated",
@@ -241,7 +251,6 @@ class Loaded:
     function: Callable[..., Any]
     module: ModuleType
     paper: Paper
-    library: str
 
     def kernels(self) -> list[str]:
         """Return the names of the launched kernels, and forget them."""
@@ -256,7 +265,6 @@ def _loaded(folder: Path, name: str, arch: int = 80, fast: bool = False) -> Load
     from kgen.verify import interpreter
 
     interpreter.mend()
-    source = runtime.Package(f"{name}_source", folder / name).source("triton")
     libc = ctypes.CDLL(None)
     libc.malloc_usable_size.argtypes, libc.malloc_usable_size.restype = (
         [ctypes.c_void_p],
@@ -285,7 +293,10 @@ def _loaded(folder: Path, name: str, arch: int = 80, fast: bool = False) -> Load
     sys.path.insert(0, str(folder))
     function = getattr(importlib.import_module(name), name)
     module = sys.modules[f"{name}.triton"]
-    return Loaded(function, module, paper, module._out_op._schema.name.partition("::")[0])
+    source = runtime.Package(f"{name}_source", folder / name).source("triton")
+    # The operators in C++ have the names without a number, and the library in Python has number 2.
+    assert module._out_op._schema.name == f"{module._LIBRARY.ns.removesuffix('_2')}::{name}"
+    return Loaded(function, module, paper)
 
 
 def test_results_are_right(awkward: Path) -> None:
@@ -380,8 +391,8 @@ def _in_python(folder: Path) -> list[str]:
     first = torch.autograd.grad(gradient(q), q, create_graph=True)[0]
     with pytest.raises(NotImplementedError, match="awkward: second derivatives are not supported"):
         torch.autograd.grad(first.sum(), q)
+    own = [keywords[name] for name in ("double", "found", "sinks")]
     with pytest.raises(ValueError, match="awkward: scale must be positive, got 0"):
-        own = [keywords[name] for name in ("double", "found", "sinks")]
         loaded.module._out_op(q, k, v, *own, 0.0, 0.7, 3)
     return wrong
 
@@ -421,9 +432,7 @@ def _mistaken(folder: Path) -> tuple[int, list[Any]]:
         ((q, k, v, ends, ends), {"scale": True}),
         ((q, k, v.to("meta"), ends, ends), {}),
     ]
-    emitted = next(
-        cell for cell in (loaded.function.__globals__.get("_emitted"),) if cell is not None
-    )
+    emitted = loaded.function.__globals__["_emitted"]
     differing = []
     for arguments, keywords in calls:
         said = []
@@ -436,3 +445,38 @@ def _mistaken(folder: Path) -> tuple[int, list[Any]]:
         if said[0] != said[1] or said[0] == "nothing":
             differing.append((len(differing), *said))
     return launched, differing + ([] if not loaded.kernels() else ["a wrong call launches"])
+
+
+def test_a_spec_without_backward_refuses_gradients(alone: Path) -> None:
+    error, launched, said = interpreted(_alone, alone)
+    assert error < 4e-3
+    assert launched == ["_forward_kernel"] * 2
+    assert said[0] == said[1]
+    assert said[0].startswith("alone: q requires grad, but the spec has no backward pass")
+    assert said[2] == "alone: a tensor requires grad, but the spec has no backward pass"
+
+
+def _alone(folder: Path) -> tuple[float, list[str], list[str]]:
+    """Return the error of a result, the launches, and messages of calls that need a gradient."""
+    loaded = _loaded(folder, "alone", fast=True)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 40, 16, dtype=torch.half) for _ in range(3))
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *(x.double() for x in (q, k, v)), is_causal=True
+    )
+    got = loaded.function(q, k, v)
+    q.requires_grad_()
+    with torch.no_grad():
+        loaded.function(q, k, v)
+    kernels = loaded.kernels()
+    said = []
+    calls: list[Callable[[], Any]] = [
+        lambda: loaded.function(q, k, v),
+        lambda: loaded.function.__globals__["_emitted"](q, k, v),
+        lambda: loaded.module._out_op(q, k, v, 0.25),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError) as error:
+            call()
+        said.append(str(error.value).partition("\n")[0])
+    return float((got.double() - want).abs().max()), kernels, said
