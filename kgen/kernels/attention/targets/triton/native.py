@@ -23,6 +23,11 @@ from kgen.kernels.attention.targets.triton.native_calls import (
 )
 from kgen.kernels.attention.targets.triton.native_example import example_of
 from kgen.kernels.attention.targets.triton.native_learned import learned_names, learned_tables
+from kgen.kernels.attention.targets.triton.native_operators import (
+    call_of,
+    operators_of,
+    why_in_python,
+)
 from kgen.kernels.attention.targets.triton.native_tensors import BLOCK_MASK, tensors_of
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.kernels.attention.targets.triton.shared import narrow_values
@@ -56,7 +61,17 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
     made = _Files(loaded, plan, chips)
     few = any(of.decodes for of in made.calls)
     example = example_of(loaded, plan, made.tensors, sizes, few)
-    return Native(made.header(), made.program(), example, made.names(), made.tiles())
+    why = why_in_python(plan)
+    return Native(
+        made.header(),
+        made.program(),
+        example,
+        made.names(),
+        made.tiles(),
+        operators=None if why else operators_of(plan, made.name, made.license, made.tensors),
+        call=None if why else call_of(plan),
+        why_in_python=why or "",
+    )
 
 
 def _calls(prepared: Prepared) -> list[Calls]:
