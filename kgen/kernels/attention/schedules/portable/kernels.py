@@ -175,13 +175,8 @@ class Forward(RowMax, _OfLoop):
     @property
     def held(self) -> list[Statement]:
         """The loads of the tile of Q that a program holds, and the start of its largest logits."""
-        start = [largest_started()] if self.follows_largest else []
+        start = [largest_started()] if TOP in self.state else []
         return [*self.operands.held.statements, *start]
-
-    @property
-    def follows_largest(self) -> bool:
-        """True if the loop carries the largest logits of rows: the running maximum has sinks."""
-        return self.row_max and self.sink_load is not None
 
     @property
     def largest(self) -> str:
@@ -193,7 +188,7 @@ class Forward(RowMax, _OfLoop):
         """The statements that apply the mask to the logits of a tile that has it, and follow its
         largest logits.
         """
-        largest = [largest_followed(self.logits, self.scaled)] if self.follows_largest else []
+        largest = [largest_followed(self.logits, self.scaled)] if TOP in self.state else []
         return [*in_masked_tiles(self.logits_masked), *largest]
 
     @property
