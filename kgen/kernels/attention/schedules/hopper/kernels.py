@@ -5,10 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import Gradients, RowGradient
-from kgen.kernels.attention.lowered.row_max import TOP, RowMax
 from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
 from kgen.kernels.attention.schedules.hopper.loops import GradientOfScores
 from kgen.kernels.attention.schedules.hopper.operands import (
@@ -21,7 +19,7 @@ from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
 from kgen.kernels.attention.schedules.hopper.records import Record, reached, record
-from kgen.kernels.attention.schedules.hopper.rows import VECTORS, Rows
+from kgen.kernels.attention.schedules.hopper.rows import VECTORS, Rows, TopOfRows
 from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.targets.code import (
     Assign,
@@ -152,10 +150,8 @@ def _skipped(ring: str, at: Code, n: str | int) -> Code:
 
 
 @dataclass(frozen=True)
-class ForwardKernel(RowMax):
+class ForwardKernel(TopOfRows):
     """Forward, with the producer of tiles of queries."""
-
-    optional_fields: ClassVar[tuple[str, ...]] = (*RowMax.optional_fields, "top")
 
     tile: HopperTile
     loop: QueriesLoop
@@ -209,20 +205,6 @@ class ForwardKernel(RowMax):
         """The names of the loop-carried values."""
         ahead = "p, " if self.tile.chained else ""
         return f"{ahead}{', '.join(['m_i', 'l_i', *self.top])}, acc, n_used"
-
-    @property
-    def top(self) -> list[str]:
-        """The largest logit of each row, if calls can return it and it may differ from m_i.
-
-        With three consumers, m_i is the maximum of the sink and the logits.
-        """
-        differs = self.tile.chained or self.sink_load is not None
-        return [TOP] if self.row_max and differs else []
-
-    @property
-    def largest(self) -> str:
-        """The largest logit of each row, after the loops."""
-        return ", ".join(self.top) or "m_i"
 
     @property
     def alpha(self) -> list[str]:
