@@ -152,7 +152,6 @@ def _wrong_fields(found: Served, engine: Engine, variants: int) -> Iterator[Diag
     """Yield the fields of a spec that layers of an engine do not have."""
     spec, label = found.spec, engine.label
     wide = spec.head_dim.qk != spec.head_dim.v and not engine.two_widths
-    slow = [n for n, p in spec.params.items() if p.runtime and p.most < MOST]
     fields = (
         (
             "dtype",
@@ -173,12 +172,6 @@ def _wrong_fields(found: Served, engine: Engine, variants: int) -> Iterator[Diag
             spec.targets.triton is None,
             f"{label} calls the files of the target `triton`",
             "add the target `triton`",
-        ),
-        (
-            "params",
-            bool(slow),
-            f"`within` of `{', '.join(slow)}` excludes layers without a window",
-            "remove `within`",
         ),
     )
     for field, holds, message, hint in fields:
@@ -203,6 +196,10 @@ def _wrong_names(found: Served, engine: Engine) -> Iterator[Diagnostic]:
             message = f"layers of {label} have no value for the parameter `{name}`"
             hint = f"write a number, or the mask `q_idx >= kv_idx and q_idx - kv_idx < {name}`"
             yield document.key("no-adapter", f"`{spec.name}`: {message}", ("params", name), hint)
+        elif param.runtime and param.most < MOST:
+            message = f"`within` of `{name}` excludes layers without a window"
+            place = ("params", name, "within")
+            yield document.value("no-adapter", f"`{spec.name}`: {message}", place, "remove it")
 
 
 def _wrong_expressions(found: Served, engine: Engine) -> Iterator[Diagnostic]:

@@ -209,6 +209,12 @@ def vllm_layer(backend: Any, server: Server, layout: str, name: str) -> dict[str
         assert metadata.workspace is not None
         out = torch.full((real + padding, HQ, HEAD), 7.0, dtype=torch.bfloat16)
         impl.do_kv_cache_update(layer, step.k, step.v, cache, slots)
+        if not server.scales:  # vLLM's other readers of a cache expect keys before values
+            page, row = divmod(step.slots[0], PAGE)
+            stored = (
+                cache[page, :, row] if cache.dim() == 4 else cache[page, :, row].transpose(0, 1)
+            )
+            assert torch.equal(stored.reshape(HKV, 2, HEAD)[:, 0], step.k[0])
         result = impl.forward(layer, step.q, step.k, step.v, cache, metadata, out)
         assert result is out
         assert (out[real:] == 7.0).all()
@@ -374,6 +380,9 @@ def sglang_steps(options: dict[str, Any], server: Server) -> dict[str, float]:
         q, k, v = (x.flatten(1) for x in (step.q, step.k, step.v))
         run = backend.forward_decode if number > 1 else backend.forward_extend
         out = run(q, k.view_as(step.k), v.view_as(step.v), layer, forward, **sinks)
+        if not server.scales:
+            stored = runner.token_to_kv_pool.get_kv_buffer(0)[0]
+            assert torch.equal(stored[step.slots], step.k)
         found[f"{number}"] = apart(out.view(-1, HQ, HEAD), step.wanted)
     return found
 

@@ -208,10 +208,7 @@ def register_attention_backend(name):
 """
 SGLANG_ARGS = """
 ATTENTION_BACKEND_CHOICES = ["triton"]
-
-
-def add_attention_backend_choices(choices):
-    ATTENTION_BACKEND_CHOICES.extend(choices)
+add_attention_backend_choices = ATTENTION_BACKEND_CHOICES.extend
 """
 RADIX = """
 from enum import Enum
