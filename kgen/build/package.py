@@ -95,7 +95,7 @@ class BuildOptions:
     c: bool = False
     """True to write calls from C, too."""
     torch: bool = False
-    """True to write operators in C++, and what they call in C."""
+    """True to write operators in C++, and the calls from C that they need."""
     force: bool = False
     """True to replace edited files, and files that `kgen build` did not write."""
     jobs: int = 1

@@ -68,7 +68,7 @@ WithC = Annotated[
 ]
 WithTorch = Annotated[
     bool,
-    typer.Option("--torch", help="Add operators of PyTorch in C++, and what `--c` adds."),
+    typer.Option("--torch", help="Add operators of PyTorch in C++, and the folder `c`."),
 ]
 Force = Annotated[
     bool,

@@ -340,8 +340,8 @@ struct NoDerivative : public torch::autograd::Function<NoDerivative> {
 
     static variable_list backward(AutogradContext *context, const variable_list &)
     {
-        const std::string message = context->saved_data["name"].toStringRef() + ": second derivatives are not supported";
-        TORCH_CHECK_NOT_IMPLEMENTED(false, message);
+        const std::string name = context->saved_data["name"].toStringRef();
+        TORCH_CHECK_NOT_IMPLEMENTED(false, name + ": second derivatives are not supported");
     }
 };
 

@@ -25,7 +25,9 @@ from support.packages.c_on_paper import Paper, python
 from kgen.build.native import native_of
 from kgen.build.operators import compiled_name, with_code
 from kgen.build.package import BuildOptions, build_specs
+from kgen.build.replacing import require_replaceable
 from kgen.build.stale import stale
+from kgen.diagnostics import KgenError
 from kgen.render.environment import rendered
 from kgen.spec.load import load
 from kgen.verify.events import LeftOut
@@ -94,7 +96,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _compiled(folder: Path, name: str, cache: pytest.Cache) -> Path:
     """Compile the operators of a package for the simulated driver. Return the folder.
 
-    The compiler takes half a minute, so the cache of pytest keeps what it wrote.
+    The compiler takes half a minute, so the cache of pytest keeps the library.
     """
     package = folder / name
     digest = hashlib.sha256(CPU.encode())
@@ -166,7 +168,7 @@ WHY = {
 
 
 def _heard(spec: str, tmp_path: Path) -> list[str]:
-    """Return what `kgen build --torch` says of a stock spec, up to the first kernel."""
+    """Return the reasons that `kgen build --torch` prints for a stock spec before it compiles."""
     loaded, heard = load(ROOT / "specs" / f"{spec}.yaml"), list[str]()
     stopped = mock.patch("kgen.build.package._all_compiled", side_effect=_Stopped)
     with stopped, pytest.raises(_Stopped):
@@ -219,18 +221,25 @@ def test_a_package_without_a_compiler_has_the_sources(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "no-compiler cannot run" in done.stderr
+    other = package / "operators" / "torch-1.0.0-x86_64.so"
+    other.touch()
+    require_replaceable(tmp_path, ["packed"])
+    other.rename(other.with_name("mine.so"))
+    with pytest.raises(KgenError, match="did not write this file"):
+        require_replaceable(tmp_path, ["packed"])
+    other.with_name("mine.so").unlink()
     (package / "operators" / "operators.cpp").write_text("#error wrong\n")
     done = python([str(package / "_runtime" / "operators.py")], {})
     assert done.returncode == 1
     assert "failed: operators/operators.cpp:1:2: error: #error wrong" in done.stderr
     assert interpreted(_warnings, tmp_path) == []
-    (package / "operators" / "torch-1.0.0-x86_64.so").touch()
+    other.touch()
     (words,) = interpreted(_warnings, tmp_path)
     assert words.startswith("packed: operators in Python run, because the operators in C++ are not")
 
 
 def _warnings(folder: Path) -> list[str]:
-    """Return what a package says when it is imported and called."""
+    """Return the warnings of a package when it is imported."""
     sys.path.insert(0, str(folder))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -364,7 +373,7 @@ def test_what_machine_code_does_not_do_python_does(awkward: Path) -> None:
 
 
 def _in_python(folder: Path) -> list[str]:
-    """Return what differs where operators in C++ call operators in Python."""
+    """Return the cases in which the fallback to operators in Python is wrong."""
     loaded = _loaded(folder, "awkward")
     (q, k, v), keywords = _given()
     wrong = []
