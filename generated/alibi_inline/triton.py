@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 07f2dc6c7c953c7b
-# body (hash of the text below): c83fa95123149634
+# inputs (hash of spec and templates): 8e9be361df4d6c0f
+# body (hash of the text below): 0c30288718729ef2
 """Causal attention with ALiBi slopes computed from the head's index.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -44,8 +44,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("alibi_inline: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("alibi_inline: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -452,7 +452,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("alibi_inline")
-_LIBRARY = _library("kgen_86fd5e661ab12794", "alibi_inline")
+_LIBRARY = _library("kgen_30f9acc09401f58f", "alibi_inline")
 
 
 def _descriptors(tile, *blocks):

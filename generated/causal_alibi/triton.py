@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c98106e18247dcc1
-# body (hash of the text below): 77b95e5bb18893cf
+# inputs (hash of spec and templates): 0fd089e3c43b40a1
+# body (hash of the text below): 374891aa86544ccc
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -43,8 +43,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_gradients, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("causal_alibi: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("causal_alibi: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -454,7 +454,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_alibi")
-_LIBRARY = _library("kgen_ea9f0cf3104177b6", "causal_alibi")
+_LIBRARY = _library("kgen_d5c9bcb1285c8e0c", "causal_alibi")
 
 
 def _descriptors(tile, *blocks):

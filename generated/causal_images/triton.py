@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c27d0ba94bf43176
-# body (hash of the text below): 1041e889247f10cf
+# inputs (hash of spec and templates): 4c9d2c41b93bc8bb
+# body (hash of the text below): 491c6723116599ec
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("causal_images: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("causal_images: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -584,7 +584,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_images")
-_LIBRARY = _library("kgen_90c63effb48c60ed", "causal_images")
+_LIBRARY = _library("kgen_be7eb239509542b5", "causal_images")
 
 
 def _descriptors(tile, *blocks):

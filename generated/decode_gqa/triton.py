@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): be58bac3778f7a4e
-# body (hash of the text below): ef22a15927dd02c3
+# inputs (hash of spec and templates): 0427e7bb536dfbab
+# body (hash of the text below): f9071842297c93c0
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -41,8 +41,8 @@ try:
         _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
         _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("decode_gqa: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("decode_gqa: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -386,7 +386,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_gqa")
-_LIBRARY = _library("kgen_791ceca0e805922a", "decode_gqa")
+_LIBRARY = _library("kgen_ce47d7b06d2a34e2", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):

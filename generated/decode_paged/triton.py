@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c0757b23e7923ad5
-# body (hash of the text below): 3013d398a71b2387
+# inputs (hash of spec and templates): 73f5da865cdf603a
+# body (hash of the text below): f150109a505c393e
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -40,8 +40,8 @@ try:
         _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
         _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("decode_paged: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("decode_paged: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -274,7 +274,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_paged")
-_LIBRARY = _library("kgen_d79e0c87d1e23237", "decode_paged")
+_LIBRARY = _library("kgen_613bd8a7ed021d62", "decode_paged")
 
 
 @functools.lru_cache(maxsize=None)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d5515e3f7223a70d
-# body (hash of the text below): 4bb036235d718de8
+# inputs (hash of spec and templates): dc5d56350e431210
+# body (hash of the text below): 1020a795c9563e25
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -45,8 +45,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("gated_delta_rule: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("gated_delta_rule: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -797,7 +797,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_b1ddd7317bd32c03", "gated_delta_rule")
+_LIBRARY = _library("kgen_01c866cb1e144b0b", "gated_delta_rule")
 
 
 def _sizes(q, v):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4ccb845b4050ab21
-# body (hash of the text below): 5ef47266b2e346ac
+# inputs (hash of spec and templates): 55e38eec74180efd
+# body (hash of the text below): 7bbc2314085d540a
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -43,8 +43,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("gla: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("gla: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -636,7 +636,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_6f4550dc4aa49b38", "gla")
+_LIBRARY = _library("kgen_9fc08f9aff2fb0e5", "gla")
 
 
 def _sizes(q, v):

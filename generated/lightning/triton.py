@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f43f206ed7b3b7ca
-# body (hash of the text below): 3b01e3986fa7befe
+# inputs (hash of spec and templates): 08eca158d66ed572
+# body (hash of the text below): 1272db0b48a12a2d
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -45,8 +45,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("lightning: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("lightning: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -552,7 +552,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("lightning")
-_LIBRARY = _library("kgen_b98a6030c68e74e1", "lightning")
+_LIBRARY = _library("kgen_93fae5fa59def8cc", "lightning")
 
 
 def _sizes(q, v):

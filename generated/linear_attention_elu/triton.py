@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c123e9257cdd3795
-# body (hash of the text below): ad3897fb34752a8e
+# inputs (hash of spec and templates): ad88ee8f53cc00a8
+# body (hash of the text below): cf6920316a3fc2cb
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -46,10 +46,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _launch, _layouts, _library, _no_gradients, _no_tangents, _once,
         _operator, _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError(
-        "linear_attention_elu: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
-    )
+except ImportError:
+    raise ImportError("linear_attention_elu: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -570,7 +568,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_beecd2a5c485faa9", "linear_attention_elu")
+_LIBRARY = _library("kgen_9c0afe96aa0bcd56", "linear_attention_elu")
 
 
 def _sizes(q, v, cu_seqlens):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b35ae047bef3fb80
-# body (hash of the text below): 8022ca71ae67db3c
+# inputs (hash of spec and templates): 6222751a3175cb2a
+# body (hash of the text below): cd763c46550005c1
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -43,8 +43,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("mamba2: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("mamba2: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -638,7 +638,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_0d8d4f0edda14c8b", "mamba2")
+_LIBRARY = _library("kgen_8d1120f8e5a63b7a", "mamba2")
 
 
 def _sizes(q, v):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3f7b5db6a0cadfcd
-# body (hash of the text below): 8a49dab7316d8c00
+# inputs (hash of spec and templates): 1ea8d120d8432ab4
+# body (hash of the text below): 95e46f311f9602f4
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("padding: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("padding: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -435,7 +435,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("padding")
-_LIBRARY = _library("kgen_a65f35db4840b026", "padding")
+_LIBRARY = _library("kgen_dcf10852120a7092", "padding")
 
 
 def _descriptors(tile, *blocks):

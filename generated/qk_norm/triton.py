@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 34a3f48e6d99b3b4
-# body (hash of the text below): 1531d3b3adbbb6b2
+# inputs (hash of spec and templates): 537192663c6d680d
+# body (hash of the text below): 2d99b3afac01b7eb
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -38,8 +38,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
         _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("qk_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("qk_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -138,7 +138,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 
 _arch = _arch_for("qk_norm")
-_LIBRARY = _library("kgen_b3154c6eb4575cb1", "qk_norm")
+_LIBRARY = _library("kgen_1e23ff5fa6dbe5e1", "qk_norm")
 
 
 def _schedule(table, x):

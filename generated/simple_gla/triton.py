@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3f3cb6791e0a24ba
-# body (hash of the text below): 6b4072161bc14fdc
+# inputs (hash of spec and templates): 854c790f10144797
+# body (hash of the text below): ca7fd193aa5d2e0f
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -43,8 +43,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("simple_gla: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("simple_gla: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -499,7 +499,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("simple_gla")
-_LIBRARY = _library("kgen_e48c7fb3bd9093fd", "simple_gla")
+_LIBRARY = _library("kgen_ca5250cbeb648f59", "simple_gla")
 
 
 def _sizes(q, v):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): bd948b32f1e1555c
-# body (hash of the text below): 691d208ddf1479e7
+# inputs (hash of spec and templates): 9a1813725d8a105d
+# body (hash of the text below): 9fb3eace480e579d
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -43,8 +43,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("varlen_alibi: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("varlen_alibi: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -500,7 +500,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_alibi")
-_LIBRARY = _library("kgen_1dbb94323b8a92e8", "varlen_alibi")
+_LIBRARY = _library("kgen_7f9dcd6e3122d7c8", "varlen_alibi")
 
 
 def _by_ends(x):
