@@ -145,7 +145,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def temporary(path: Path) -> Path:
-    """Return the path of a temporary file beside `path`. Its name has the number of this
+    """Return the path of a temporary file next to `path`. Its name has the number of this
     process.
     """
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")

@@ -145,7 +145,7 @@ def installed() -> Iterator[None]:
 def _found(modules: Mapping[str, ModuleType]) -> Iterator[None]:
     """Make imports find these modules within the context.
 
-    Other modules that are imported within it stay. An emitted file may import files beside it when
+    Other modules that are imported within it stay. An emitted file may import files next to it when
     a call needs them.
     """
     before = {name: sys.modules.get(name) for name in modules}
