@@ -93,3 +93,31 @@ def in_the_way(loaded: Loaded) -> set[str]:
 
 def test_no_name_of_the_file_is_missing() -> None:
     assert set().union(*map(in_the_way, samples())) == set()
+
+
+MACROS = ("errno", "linux", "unix", "stdin", "stdout", "stderr", "math_errhandling")
+SPEC_OF_MACROS = """kernel: norm
+name: sample
+norm: rms
+width: any
+dtype: bf16
+buffers:
+  linux: {shape: [ROWS, WIDTH], dtype: bf16, grad: true}
+  stdin: {shape: [WIDTH], dtype: fp32, grad: true}
+params:
+  errno: {type: float, runtime: true}
+  unix: {type: float, runtime: true}
+  stdout: 2.0
+output_mod: |
+  stderr = y * silu(linux) + errno
+  math_errhandling = stderr * tanh(stdin) * unix
+  math_errhandling * stderr + stdout
+targets: {cuda: {}}
+"""
+
+
+def test_names_of_macros_give_way() -> None:
+    """g++ defines `linux` and `unix`, also for nvcc. Headers of C define the others."""
+    files = render_spec(loads(SPEC_OF_MACROS, "sample.yaml"), ["cuda"])
+    for name in ("cuda.cu", "cuda_launch.cu"):
+        assert {*MACROS}.isdisjoint(WORD.findall(SILENT.sub('""', files[name])))

@@ -32,7 +32,8 @@ TAKEN = frozenset(
     using virtual void volatile alignas alignof and_eq asm bitand bitor char16_t char32_t compl
     concept const_cast decltype dynamic_cast explicit export false friend mutable noexcept not_eq
     nullptr or_eq reinterpret_cast requires static_assert static_cast thread_local true typeid
-    typename wchar_t xor xor_eq huge_val infinity int_max int_min m_e m_pi nan null
+    typename wchar_t xor xor_eq errno huge_val infinity int_max int_min linux m_e m_pi
+    math_errhandling nan null stderr stdin stdout unix
     """.split()  # noqa: SIM905
 )
 FUNCTIONS = frozenset({"forward", "backward"})
