@@ -157,3 +157,41 @@ def called(folder: Path) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def test_a_layer_may_gather_the_keys_itself(tmp_path: Path) -> None:
+    """Layers of transformers 5.24 pass the gathered keys, and no cache."""
+    written(spec("llama", CAUSAL), tmp_path)
+    error, said = interpreted(gathered, tmp_path)
+    assert error < 1e-5
+    assert "is for `generate_batch`" in said
+
+
+def gathered(folder: Path) -> tuple[float, str]:
+    """Return the largest error against float64, and the error of a call without indices."""
+    package = imported(folder, "llama")
+    torch.manual_seed(0)
+    lengths = (3, 9), (1, 6), (4, 4)  # queries and keys of three sequences
+    queries, keys = (torch.tensor([0, *column]).cumsum(0) for column in zip(*lengths, strict=True))
+    q = torch.randn(1, 4, int(queries[-1]), 16)
+    k, v = torch.randn(2, 1, 2, int(keys[-1]), 16)
+    offsets = {"cu_seq_lens_q": queries, "cu_seq_lens_k": keys}
+    layer = model_of("llama").model.layers[0].self_attn
+    out, _ = package.paged_attention(
+        layer, q, k, v, None, scaling=0.25, read_index=[], write_index=[], **offsets
+    )
+    wanted = []
+    for n in range(len(lengths)):
+        here, there = slice(*queries[n : n + 2]), slice(*keys[n : n + 2])
+        own, *others = q[0, :, here], k[0, :, there], v[0, :, there]
+        key, value = (x.repeat_interleave(2, 0).double() for x in others)
+        scores = own.double() @ key.mT * 0.25
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[2] - own.shape[1])
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        wanted.append((weights @ value).transpose(0, 1))
+    error = float((out[0] - torch.cat(wanted)).abs().max())
+    try:
+        package.paged_attention(layer, q, k, v, None, scaling=0.25, **offsets)
+    except ValueError as refused:
+        return error, str(refused)
+    return error, ""
