@@ -9,6 +9,9 @@ import re
 import secrets
 import shutil
 import stat
+import time
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +25,9 @@ MAX_RECORD = 64_000_000
 million.
 """
 MAX_DEPTH = 64
+ABANDONED = 600
+"""Age in seconds of a temporary file that no process still writes."""
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)-[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
 class NotJsonError(KgenError):
@@ -127,7 +133,8 @@ def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
 
 def _replace(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, and move it. A file that exists keeps its mode."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    sweep(path.parent, {path.name})
+    beside = temporary(path)
     try:
         beside.write_bytes(content)
         if path.exists():
@@ -135,6 +142,39 @@ def _replace(path: Path, content: bytes) -> None:
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def temporary(path: Path) -> Path:
+    """Return the path of a temporary file next to `path`. Its name has the number of this
+    process.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def sweep(folder: Path, names: Collection[str] | None = None) -> None:
+    """Delete the temporary files of killed processes in a folder, for `names` or for all names.
+
+    Another machine may write to the same folder, and its processes look dead here. It then reports
+    a missing file, and a second run succeeds.
+    """
+    with suppress(OSError):
+        for path in folder.iterdir():
+            found = _TEMPORARY.fullmatch(path.name)
+            if found and (names is None or found["name"] in names):
+                old = time.time() - path.lstat().st_mtime > ABANDONED
+                if old or not _runs(int(found["process"])):
+                    path.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    """True if a process with this number exists."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def checked_path(path: Path) -> Path:

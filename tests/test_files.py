@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -224,3 +225,26 @@ def test_as_a_command(project: Project) -> None:
     run = project.kgen("render", "--check")
     assert (run.code, run.out) == (2, "")
     assert "generated/a/manifest.json:1:65" in run.err
+
+
+def test_a_killed_write_leaves_no_temporary_file_for_ever(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = tmp_path / f".spec.yaml.{ended.pid}-01234567.tmp"
+    left.write_text("half")
+    files.write_new(tmp_path / "spec.yaml", "whole\n", "choose another name")
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
+
+
+def test_temporary_files_in_the_cache_are_deleted(project: Project) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    cached = project.root / ".kgen-cache"
+    project.spec("a")
+    cached.mkdir()
+    (cached / ".gitignore").touch()  # killed before it was written
+    left = cached / f".a.json.{ended.pid}-01234567.tmp"
+    left.write_text("half")
+    assert project.kgen("render").code == 0
+    assert not left.exists()
+    assert (cached / ".gitignore").read_text() == "*\n"

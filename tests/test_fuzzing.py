@@ -8,12 +8,13 @@ import contextlib
 import json
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from fuzzing import attention, running, seeds
+from fuzzing import attention, linear_attention, running, seeds
 from fuzzing.drawing import drawn
 from fuzzing.explained import EXPLAINED
 from fuzzing.ledger import Ledger, generator
@@ -25,6 +26,7 @@ from kgen.diagnostics import KgenError
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, walk
 from kgen.kernels.attention.verify import reference
+from kgen.kernels.linear_attention.plan.planning import plan_linear_attention
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
 from kgen.verify.families import problem_of
@@ -48,6 +50,8 @@ FIELDS = {
     "chunk_output": "head_dim chunk_size heads decay gate_base gate_dtype state_dtype state_layout "
     "v_layout varlen "
     "passes",
+    "linear_attention": "head_dim chunk_size heads buffers decay gate_base rule beta q_map k_map "
+    "qk_norm eps scale skip state_dtype varlen save passes",
 }
 
 
@@ -134,6 +138,22 @@ def test_calls_without_batches_queries_or_keys_are_drawn() -> None:
     assert {0} < {case.batch for case in found}
     assert any(not case.sq and case.sk for case in found)
     assert any(case.sq and not case.sk for case in found)
+
+
+def test_kinds_of_linear_attention_are_drawn() -> None:
+    found = set()
+    for seed in range(9, 1000, 10):
+        with contextlib.suppress(KgenError):
+            loaded = loads(written(drawn(seed)), "drawn.yaml")
+            plan = plan_linear_attention(loaded)
+            decay = "column" if plan.by_column else "head" if "decay" in loaded.trees else "none"
+            found.add((decay, plan.delta, "beta" in loaded.trees))
+            problem = problem_of(loaded)
+            assert len(linear_attention.cases(problem, random.Random(seed))) == 2
+            steps = linear_attention.steps(problem, random.Random(seed))
+            found |= {one.within for one in steps}
+    kinds = {*product(("none", "head", "column"), (False, True), (False, True))}
+    assert found == kinds | {None, "fp32", "bf16"}
 
 
 PLANTED = {

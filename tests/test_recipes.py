@@ -360,7 +360,7 @@ def test_a_wrong_kernel_of_a_new_schedule_is_found(copy: Copy, right: str, wrong
 # --- a schedule for one chip ------------------------
 
 ON_A_CHIP = "Add a schedule for one chip"
-SECOND = SIMPLE.replace("simple", "second").replace("32", "64")
+SECOND = SIMPLE.replace("simple", "second").replace("32", "128")
 OWN = {
     "ampere.py": ("sm_80", "Triton's interpreter"),
     "hopper.py": ("sm_90a", "the Gluon interpreter"),

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 77137695d3fac02e
-# body (hash of the text below): cdb02d1d620bff00
+# body (hash of the text below): db7c90ce17d54ba7
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -454,7 +454,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_alibi")
-_LIBRARY = _library("kgen_ea9f0cf3104177b6", "causal_alibi")
+_LIBRARY = _library("kgen_ba1ca45d43e83998", "causal_alibi")
 
 
 def _descriptors(tile, *blocks):
@@ -673,7 +673,7 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
             f"causal_alibi: slopes must be [{HQ}] on {q.device}, got {list(slopes.shape)} on {slopes.device}",
         )
     if (HQ - 1) * slopes.stride(-1) >= 2**31:
-        raise ValueError("causal_alibi: a row of slopes must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("causal_alibi: slopes must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("causal_alibi", q, k, v, slopes)
     _no_gradients("causal_alibi", "but the spec gives it no gradient: set `grad: true` in the spec, or", slopes=slopes)
     scale = 128 ** -0.5 if scale is None else _real("causal_alibi", "scale", scale)

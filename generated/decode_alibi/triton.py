@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): c2e843540696021c
-# body (hash of the text below): 01f31f13a58047fb
+# body (hash of the text below): 8e51c71751dbfcab
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -635,7 +635,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("decode_alibi")
-_LIBRARY = _library("kgen_ffdfb48ae174bdd9", "decode_alibi")
+_LIBRARY = _library("kgen_a7a067d2eb8995a8", "decode_alibi")
 
 
 def _descriptors(tile, *blocks):
@@ -910,7 +910,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
             f"decode_alibi: slopes must be [{HQ}] on {q.device}, got {list(slopes.shape)} on {slopes.device}",
         )
     if (HQ - 1) * slopes.stride(-1) >= 2**31:
-        raise ValueError("decode_alibi: a row of slopes must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("decode_alibi: slopes must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("decode_alibi", q, k, v, slopes)
     _no_gradients("decode_alibi", "but the spec gives it no gradient: set `grad: true` in the spec, or", slopes=slopes)
     scale = 128 ** -0.5 if scale is None else _real("decode_alibi", "scale", scale)

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 268a07703e13587e
-# body (hash of the text below): e8deb08c65fef011
+# body (hash of the text below): d1ef984a188dd576
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -386,7 +386,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_gqa")
-_LIBRARY = _library("kgen_791ceca0e805922a", "decode_gqa")
+_LIBRARY = _library("kgen_339fb56f51306393", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):
@@ -571,7 +571,7 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
             f"decode_gqa: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}",
         )
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
-        raise ValueError("decode_gqa: a row of kv_lens must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("decode_gqa: kv_lens must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("decode_gqa", q, k, v)
     _no_gradients("decode_gqa", "but the spec has no backward pass: add `backward` to its `passes`, or", q=q, k=k, v=v)
     scale = 128 ** -0.5 if scale is None else _real("decode_gqa", "scale", scale)

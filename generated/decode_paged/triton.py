@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 22a0f6d518a41902
-# body (hash of the text below): 238bcfa33067dae6
+# body (hash of the text below): 230bc4055c7d2834
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -274,7 +274,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_paged")
-_LIBRARY = _library("kgen_d79e0c87d1e23237", "decode_paged")
+_LIBRARY = _library("kgen_4b76d8ac5a68d0da", "decode_paged")
 
 
 @functools.lru_cache(maxsize=None)
@@ -453,7 +453,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
             f"decode_paged: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}",
         )
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
-        raise ValueError("decode_paged: a row of kv_lens must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("decode_paged: kv_lens must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("decode_paged", q, k, v)
     _no_gradients("decode_paged", "but there is no backward pass:", q=q, k=k, v=v)
     scale = 128 ** -0.5 if scale is None else _real("decode_paged", "scale", scale)

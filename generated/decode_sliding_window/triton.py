@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): f99380a050035a38
-# body (hash of the text below): 08a47920e50097df
+# body (hash of the text below): df31af54fdc0039a
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -400,7 +400,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_sliding_window")
-_LIBRARY = _library("kgen_63bfcdefb37e48b5", "decode_sliding_window")
+_LIBRARY = _library("kgen_089a11a9a470e65b", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):
@@ -592,9 +592,7 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
             f"got {list(kv_lens.shape)} on {kv_lens.device}",
         )
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
-        raise ValueError(
-            "decode_sliding_window: a row of kv_lens must span fewer than 2**31 elements: make it contiguous",
-        )
+        raise ValueError("decode_sliding_window: kv_lens must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("decode_sliding_window", q, k, v)
     _no_gradients(
         "decode_sliding_window", "but the spec has no backward pass: add `backward` to its `passes`, or", q=q, k=k, v=v,

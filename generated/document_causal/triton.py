@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 6a0c866d49b60f7c
-# body (hash of the text below): bba8252e666a13c7
+# body (hash of the text below): cc8ce3ffae535795
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -473,7 +473,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("document_causal")
-_LIBRARY = _library("kgen_c2374713af8bd6f1", "document_causal")
+_LIBRARY = _library("kgen_38a0f786aafcf7af", "document_causal")
 
 
 def _descriptors(tile, *blocks):
@@ -690,7 +690,7 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
     if doc.shape != (SQ,) or doc.device != q.device:
         raise ValueError(f"document_causal: doc must be [{SQ}] on {q.device}, got {list(doc.shape)} on {doc.device}")
     if (SQ - 1) * doc.stride(-1) >= 2**31:
-        raise ValueError("document_causal: a row of doc must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("document_causal: doc must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("document_causal", q, k, v)
     scale = 128 ** -0.5 if scale is None else _real("document_causal", "scale", scale)
     if not 0.0 < scale <= 2.0**127:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4e6d55eaab0397ea
-# body (hash of the text below): 93744340463286f5
+# inputs (hash of spec and templates): 8154cee61dfbdd56
+# body (hash of the text below): e87cce977970a59e
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -53,7 +53,7 @@ V = tl.constexpr(256)
 
 # Columns of a head per tile, by compute capability (90 is 9.0). The last row is for all other chips.
 _GATES_TILES = [((), dict(BLOCK_K=32, num_stages=1, num_warps=4)),]
-_PAIRS_TILES = [((), dict(num_stages=1, num_warps=4)),]
+_PAIRS_TILES = [((), dict(BLOCK_K=32, num_stages=1, num_warps=4)),]
 _STATES_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
@@ -76,7 +76,7 @@ _KEYS_BACK_TILES = [
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
 _UPDATES_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
-_PAIRS_BACK_TILES = [((), dict(BLOCK_K=64, num_stages=1, num_warps=4)),]
+_PAIRS_BACK_TILES = [((), dict(BLOCK_K=64, num_stages=1, num_warps=2)),]
 _GATES_BACK_TILES = [((), dict(BLOCK_K=32, num_stages=1, num_warps=4)),]
 _Q_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
 _K_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
@@ -137,57 +137,54 @@ def _pairs_kernel(
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
-    """Compute 16 rows of products of queries and keys, each column with its decay between the two tokens.
+    """Compute products of queries and keys of one (chunk, head), each column with its decay between the two tokens.
 
-    A product of earlier keys takes the decay in two factors, to and from the first of the rows. So no power of a decay
-    is above 1. Pairs among the 16 rows take one power each.
+    The level of a pair is the highest bit in which their indices differ. The later token is in the second half of a
+    block of 2**(level + 1) tokens. The earlier token is in the first half. A product takes the decay in two factors:
+    to and from the start of the second half. So no power of a decay is above 1.
     """
-    subs: tl.constexpr = BT // 16
     pid = tl.program_id(0)
-    slot, h, sub = pid // subs // HV, pid // subs % HV, pid % subs
+    slot, h = pid // HV, pid % HV
     h_qk = h // (HV // H)
     batch = slot // NT
     first = (slot % NT).to(tl.int64) * BT
     end = T
-    r = tl.arange(0, 16)
-    i = sub * 16 + r
-    j = tl.arange(0, BT)
-    earlier = (j < sub * 16)[:, None]
-    offs_k = tl.arange(0, K)
-    q_rows = q_ptr + batch * stride_q_b + first * stride_q_t + h_qk * stride_q_h + offs_k[None, :] * stride_q_c
-    k_rows = k_ptr + batch * stride_k_b + first * stride_k_t + h_qk * stride_k_h + offs_k[None, :] * stride_k_c
-    chunk = slot.to(tl.int64) * HV + h
-    G_rows = G_ptr + chunk * BT * K + offs_k[None, :]
+    i = tl.arange(0, BT)
     live = (i < end - first)[:, None]
-    q = tl.load(q_rows + i[:, None] * stride_q_t, mask=live, other=0.0)
-    G = tl.load(G_rows + i[:, None] * K)
-    G_first = tl.load(G_rows + sub * 16 * K)
-    before = tl.load(k_rows + j[:, None] * stride_k_t, mask=earlier & (j < end - first)[:, None], other=0.0)
-    G_before = tl.load(G_rows + j[:, None] * K, mask=earlier, other=0.0)
-    before = (before * tl.exp2(tl.where(earlier, G_first - G_before, 0.0))).to(before.dtype)
-    since = tl.exp2(G - G_first)
-    p = tl.dot((q * since).to(q.dtype), tl.trans(before))
-    for s in range(16):
-        one = sub * 16 + s
-        k_one = tl.load(k_rows + one * stride_k_t, mask=(offs_k[None, :] >= 0) & (one < end - first), other=0.0)
-        G_one = tl.load(G_rows + one * K)
-        decayed = k_one * tl.exp2(tl.where((r >= s)[:, None], G - G_one, float("-inf")))
-        here = j[None, :] == one
-        p = tl.where(here, tl.sum(q * decayed, 1)[:, None], p)
-    at = (chunk * BT + i[:, None]) * BT + j[None, :]
-    p = tl.where(i[:, None] >= j[None, :], p, 0.0) * scale
-    tl.store(P_ptr + at, p.to(P_ptr.dtype.element_ty))
+    rows = (slot.to(tl.int64) * HV + h) * BT + i
+    q_rows = q_ptr + batch * stride_q_b + first * stride_q_t + h_qk * stride_q_h + i[:, None] * stride_q_t
+    k_rows = k_ptr + batch * stride_k_b + first * stride_k_t + h_qk * stride_k_h + i[:, None] * stride_k_t
+    G_chunk = G_ptr + (slot.to(tl.int64) * HV + h) * BT * K
+    p = tl.zeros([BT, BT], tl.float32)
+    same = tl.zeros([BT], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        q = tl.load(q_rows + offs_k[None, :] * stride_q_c, mask=live, other=0.0)
+        k = tl.load(k_rows + offs_k[None, :] * stride_k_c, mask=live, other=0.0)
+        G = tl.load(G_chunk + i[:, None] * K + offs_k[None, :])
+        same += tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)
+        for level in range(6):
+            half = i >> level
+            second = half % 2 == 1
+            G_between = tl.load(G_chunk + ((half | 1) << level)[:, None] * K + offs_k[None, :])
+            decay = tl.exp2(tl.where(second[:, None], G - G_between, G_between - G))
+            keys = (k * decay).to(k.dtype)
+            there = tl.where(second, half - 1, -1)[:, None] == half[None, :]
+            p += tl.where(there, tl.dot((q * decay).to(q.dtype), tl.trans(keys)), 0.0)
+    p = tl.where(i[:, None] == i[None, :], same[:, None], p) * scale
+    tl.store(P_ptr + rows[:, None] * BT + i[None, :], p.to(P_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_kernel(
-    k_ptr, v_ptr, G_ptr, states_ptr, initial_state_ptr, final_state_ptr,
+    k_ptr, v_ptr, G_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -220,6 +217,8 @@ def _states_kernel(
         k = (k * tl.exp2(G_last - G)).to(k_ptr.dtype.element_ty)
         state = state * tl.exp2(G_last)
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -266,15 +265,16 @@ def _output_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, o_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, states_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
     stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64, stride_state_b: tl.int64,
-    stride_state_h: tl.int64,
+    stride_state_h: tl.int64, stride_states_b: tl.int64, stride_states_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_g_t: tl.constexpr, stride_g_c: tl.constexpr,
-    stride_state_k: tl.constexpr, stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    stride_state_k: tl.constexpr, stride_state_v: tl.constexpr, stride_states_t: tl.constexpr,
+    stride_states_k: tl.constexpr, stride_states_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr,
+    STATES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -302,6 +302,10 @@ def _decode_kernel(
         state = state * tl.exp2(decay)[:, None]
         new = v
         state = state + k[:, None] * new[None, :]
+        if STATES:
+            of_token = states_ptr + batch * stride_states_b + token * stride_states_t + h * stride_states_h
+            of_token = of_token + offs_k[:, None] * stride_states_k + offs_v[None, :] * stride_states_v
+            tl.store(of_token, state.to(states_ptr.dtype.element_ty))
         out = tl.sum(state * q[:, None], 0) * scale
         o_row = o_ptr + ((batch * T + token) * HV + h) * V
         tl.store(o_row + offs_v, out.to(o_ptr.dtype.element_ty))
@@ -527,21 +531,32 @@ def _pairs_back_kernel(
     dk = tl.dot(tl.load(dP + of_columns).to(k.dtype), (other * until).to(k.dtype))
     dk = dk * tl.exp2(G_last - G)
 
-    # Pairs among the rows.
-    for s in range(16):
-        one = sub * 16 + s
-        there = (offs_k[None, :] >= 0) & (one < end - first)
-        q_one = tl.load(q_rows + one * stride_q_t, mask=there, other=0.0)
-        k_one = tl.load(k_rows + one * stride_k_t, mask=there, other=0.0)
-        G_one = tl.load(G_rows + one * K)
-        since_one = tl.exp2(tl.where((r >= s)[:, None], G - G_one, float("-inf")))
-        until_one = tl.exp2(tl.where((r <= s)[:, None], G_one - G, float("-inf")))
-        dq += tl.load(dP + i * BT + one)[:, None] * (k_one * since_one)
-        dk += tl.load(dP + one * BT + i)[:, None] * (q_one * until_one)
-
     rows = chunk * BT + i
     at = rows[:, None] * K + offs_k[None, :]
     dG = tl.load(dG_ptr + at) + q * dq - k * dk
+
+    # Pairs among the rows: halves of blocks of 2, 4, 8 and 16 rows, as in forward.
+    same = tl.load(dP + i * BT + i)[:, None]
+    dq += same * k
+    dk += same * q
+    square = i[:, None] * BT + i[None, :]
+    dP_low = tl.load(dP + square).to(k.dtype)
+    for level in range(4):
+        half = r >> level
+        second = half % 2 == 1
+        G_between = tl.load(G_rows + (sub * 16 + ((half | 1) << level))[:, None] * K)
+        decay = tl.exp2(tl.where(second[:, None], G - G_between, G_between - G))
+        there = tl.where(second, half - 1, -1)[:, None] == half[None, :]
+        queries = (q * decay).to(q.dtype)
+        keys = (k * decay).to(k.dtype)
+        p = tl.where(there, dP_low, 0.0)
+        of_queries = tl.dot(p, keys)
+        of_keys = tl.dot(tl.trans(p), queries)
+        dq += of_queries * decay
+        dk += of_keys * decay
+        # Sums over tokens follow, in which both ends of a pair cancel. So both have the same rounded factors.
+        dG += queries * of_queries - keys * of_keys
+
     tl.store(dG_ptr + at, dG)
     dq += tl.load(dq_parts_ptr + at)
     dk += tl.load(dk_parts_ptr + at)
@@ -636,7 +651,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_6f4550dc4aa49b38", "gla")
+_LIBRARY = _library("kgen_3b660650afe6dde1", "gla")
 
 
 def _sizes(q, v):
@@ -646,8 +661,11 @@ def _sizes(q, v):
     return B, T, H, v.shape[2], B, NT, B * NT
 
 
-def _chunks(q, k, v, g, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, g, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, initial_state)
     arch, initial = _arch(q.device), initial_state is not None
@@ -662,36 +680,38 @@ def _chunks(q, k, v, g, initial_state, scale, final):
     tile = _tile(_PAIRS_TILES, arch)
     P = q.new_empty((slots, HV, 64, 64))
     _launch(
-        _pairs_kernel, slots * HV * 4, layouts,
+        _pairs_kernel, slots * HV, layouts,
         q, k, G, P, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale, stride_q_t=q.stride(1),
         stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
         **tile,
     )
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 128, 256))
+    ends = q.new_empty((slots, HV, 128, 256) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
-        k, v, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
+        k, v, G, states, ends, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
-        INITIAL=initial, FINAL=final,
+        INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, G, P, states
+    return final_state, ends, G, P, states
 
 
 @_operator(_LIBRARY, "gla")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, G, P, states = _forward_op(q, k, v, g, initial_state, scale, final)
-        return o.bfloat16(), final_state, G, P.bfloat16(), states.bfloat16()
+        o, final_state, ends, G, P, states = _forward_op(q, k, v, g, initial_state, scale, final, within)
+        return o.bfloat16(), final_state, ends, G, P.bfloat16(), states.bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, initial_state)
     with torch.cuda.device_of(q):
-        final_state, G, P, states = _chunks(q, k, v, g, initial_state, scale, final)
+        final_state, ends, G, P, states = _chunks(q, k, v, g, initial_state, scale, final, within)
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
         _launch(
@@ -700,15 +720,19 @@ def _forward_op(
             stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, G, P, states
+    return o, final_state, ends, G, P, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor], scale: float, final: bool):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
+    within: bool,
+):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 256) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 128, 256) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64, 128), dtype=torch.float32),
+        v.new_empty(v.shape), final_state, ends, q.new_empty((slots, HV, 64, 128), dtype=torch.float32),
         q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 128, 256)),
     )
 
@@ -716,7 +740,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor
 @_operator(_LIBRARY, "gla_backward")
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Tensor,
-    initial_state: Optional[Tensor], G: Tensor, P: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], G: Tensor, P: Tensor, states: Optional[Tensor], scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -805,7 +829,7 @@ def _backward_op(
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Tensor,
-    initial_state: Optional[Tensor], G: Tensor, P: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], G: Tensor, P: Tensor, states: Optional[Tensor], scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     dinitial_state = q.new_empty((N, HV, 128, 256) if initial_state is not None else 0, dtype=torch.float32)
@@ -813,10 +837,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, g, initial_state, scale, final = inputs
-    _, _, G, P, states, = output
+    q, k, v, g, initial_state, scale, final, within = inputs
+    _, _, ends, G, P, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(G, P, states)
+    ctx.mark_non_differentiable(ends, G, P, states)
     ctx.save_for_backward(q, k, v, g, initial_state, G, P, states)
     ctx.scale = scale
 
@@ -832,13 +856,13 @@ def _backward(ctx, do, dfinal_state, *_):
         "gla", _backward_op,
         do, dfinal_state, q, k, v, g, initial_state, G, P, states, scale,
     )
-    return (dq, dk, dv, grad_g, None if initial_state is None else dinitial_state, None, None)
+    return (dq, dk, dv, grad_g, None if initial_state is None else dinitial_state, None, None, None)
 
 
 _register_autograd(_LIBRARY, "gla", _forward_op, _backward, _save_for_backward)
 
 
-def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False):
+def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False, return_states=False):
     """Gated linear attention, whose decay differs by column of the keys.
 
     K is 128, V is 256.
@@ -850,28 +874,33 @@ def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False)
     scale: multiplies q; 1 / sqrt(128) by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [B, (T + 63) // 64, HV, K, V].
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, g and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v, g and
+    initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("gla", "q k v g initial_state", q, k, v, g, initial_state)
     q, k, v, g = _cast(torch.bfloat16, q, k, v, g)
     initial_state, = _cast(torch.float32, initial_state)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("g", g, 4, torch.bfloat16),
-        ("initial_state", initial_state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("g", g, 4, [torch.bfloat16]),
+        ("initial_state", initial_state, 4, [torch.float32]),
     ):
         if x is None and label == "initial_state":
             continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"gla: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"gla: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"gla: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"gla: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -894,42 +923,54 @@ def gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False)
     _no_tangents("gla", q, k, v, g, initial_state)
     scale = 128 ** -0.5 if scale is None else _real("gla", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, g, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, g, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (
+            (o, final_state, ends.view(B, _cdiv(T, 64), HV, 128, 256)) if output_final_state
+            else (o, ends.view(B, _cdiv(T, 64), HV, 128, 256))
+        )
     return (o, final_state) if output_final_state else o
 
 
-def _decode_op(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, scale: float) -> Tensor:
+def _decode_op(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, states: Optional[Tensor], scale: float,
+) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
-        return _decode_op(q, k, v, g, state, scale).bfloat16()
+        return _decode_op(q, k, v, g, state, states, scale).bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     o = v.new_empty(v.shape)
-    layouts, tile = _layouts(q, k, v, g, state), _tile(_DECODE_TILES, _arch(q.device))
+    stepped = states is not None
+    stride_states = states.stride() if stepped else (0,) * 5
+    layouts, tile = _layouts(q, k, v, g, state, states), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
         _launch(
             _decode_kernel, N * HV * (256 // tile["BLOCK_V"]), layouts,
-            q, k, v, g, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            g.stride(0), g.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
-            stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_g_c=g.stride(3), stride_state_k=state.stride(2),
-            stride_state_v=state.stride(3), H=H, HV=HV,
+            q, k, v, g, state, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
+            g.stride(0), g.stride(2), state.stride(0), state.stride(1), stride_states[0], stride_states[2], T, NT,
+            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_g_c=g.stride(3),
+            stride_state_k=state.stride(2), stride_state_v=state.stride(3), stride_states_t=stride_states[1],
+            stride_states_k=stride_states[3], stride_states_v=stride_states[4], H=H, HV=HV, STATES=stepped,
             **tile,
         )
     return o
 
 
-# An operator that writes to one of its arguments, which `_operator` does not make.
-_LIBRARY.define("gla_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state",)))
+# An operator that writes to its arguments, which `_operator` does not make.
+_LIBRARY.define("gla_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state", "states")))
 _LIBRARY.impl("gla_decode", _decode_op, "CompositeExplicitAutograd")
 _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "gla_decode").default
 
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, scale: float):
+def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, states: Optional[Tensor], scale: float):
     return v.new_empty(v.shape)
 
 
-def gla_decode(q, k, v, state, *, g, scale=None):
+def gla_decode(q, k, v, state, *, g, scale=None, states=None):
     """Step the state of each sequence in place, one token after the other.
 
     K is 128, V is 256.
@@ -938,6 +979,8 @@ def gla_decode(q, k, v, state, *, g, scale=None):
     v: [B, T, HV, V] bfloat16.
     Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
+    states: [B, T, HV, K, V] float32 or bfloat16, any strides; None by default. Receives the state after each token:
+    if n tokens are accepted, the state of sequence i is states[i, n - 1]. It must not overlap `state`.
     g: [B, T, HV, K] bfloat16, used by decay.
     scale: multiplies q; 1 / sqrt(128) by default.
 
@@ -945,20 +988,24 @@ def gla_decode(q, k, v, state, *, g, scale=None):
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError if a gradient is required: there is no backward pass.
     """
-    _dense("gla_decode", "q k v g state", q, k, v, g, state)
+    _dense("gla_decode", "q k v g state states", q, k, v, g, state, states)
     q, k, v, g = _cast(torch.bfloat16, q, k, v, g)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("g", g, 4, torch.bfloat16),
-        ("state", state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("g", g, 4, [torch.bfloat16]),
+        ("state", state, 4, [torch.float32]),
+        ("states", states, 5, [torch.float32, torch.bfloat16]),
     ):
+        if x is None and label == "states":
+            continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"gla_decode: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"gla_decode: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"gla_decode: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"gla_decode: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -974,13 +1021,19 @@ def gla_decode(q, k, v, state, *, g, scale=None):
         raise ValueError(f"gla_decode: g must be {list((B, T, HV, 128))}, got {list(g.shape)}")
     if state.shape != (B, HV, 128, 256):
         raise ValueError(f"gla_decode: state must be {list((B, HV, 128, 256))}, got {list(state.shape)}")
+    if states is not None and states.shape != (B, T, HV, 128, 256):
+        raise ValueError(f"gla_decode: states must be {list((B, T, HV, 128, 256))}, got {list(states.shape)}")
     if max(x.stride(1) for x in (q, k, v, g)) >= 2**24:
         raise ValueError("gla_decode: strides between tokens must be less than 2**24: make the tensors contiguous")
     if max(x.stride(-1) for x in (q, k, v, g)) >= 2**23:
         raise ValueError(
             "gla_decode: strides between elements of a row must be less than 2**23: make the tensors contiguous",
         )
-    _no_tangents("gla_decode", q, k, v, g, state)
-    _no_gradients("gla_decode", "but there is no backward pass:", q=q, k=k, v=v, g=g, state=state)
+    if max(max(x.stride()[-2:]) for x in (state, states) if x is not None) >= 2**23:
+        raise ValueError(
+            "gla_decode: strides between rows and columns of a state must be less than 2**23: make it contiguous",
+        )
+    _no_tangents("gla_decode", q, k, v, g, state, states)
+    _no_gradients("gla_decode", "but there is no backward pass:", q=q, k=k, v=v, g=g, state=state, states=states)
     scale = 128 ** -0.5 if scale is None else _real("gla_decode", "scale", scale)
-    return _decode_op(q, k, v, g, state, scale)
+    return _decode_op(q, k, v, g, state, states, scale)

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 696af73299d5751b
-# body (hash of the text below): 281e5b71f8130e54
+# body (hash of the text below): 1d9a14825f226e58
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -443,7 +443,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("head_scale")
-_LIBRARY = _library("kgen_c6eb3f84658d3921", "head_scale")
+_LIBRARY = _library("kgen_3f35b47c601d1115", "head_scale")
 
 
 def _descriptors(tile, *blocks):
@@ -666,7 +666,7 @@ def head_scale(q, k, v, *, temperature, scale=None, return_lse=False):
             f"got {list(temperature.shape)} on {temperature.device}",
         )
     if (HQ - 1) * temperature.stride(-1) >= 2**31:
-        raise ValueError("head_scale: a row of temperature must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("head_scale: temperature must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("head_scale", q, k, v, temperature)
     scale = 128 ** -0.5 if scale is None else _real("head_scale", "scale", scale)
     if not 0.0 < scale <= 2.0**127:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4337248a5fc31152
-# body (hash of the text below): 0ef50f21cd0adee4
+# inputs (hash of spec and templates): f4fd80cb5d2ab59a
+# body (hash of the text below): 975db8397e9cabbb
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -57,8 +57,12 @@ V = tl.constexpr(128)
 _GATES_TILES = [((), dict(BLOCK_K=32, num_stages=1, num_warps=4)),]
 _Q_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
 _K_MAP_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
-_PAIRS_TILES = [((), dict(num_stages=1, num_warps=4)),]
-_SOLVE_TILES = [((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),]
+_PAIRS_TILES = [((), dict(BLOCK_K=32, num_stages=1, num_warps=4)),]
+_INVERSE_TILES = [((), dict(num_stages=1, num_warps=1)),]
+_SOLVE_TILES = [
+    ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
+    ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
+]
 _STATES_TILES = [
     ((100, 90), dict(BLOCK_V=32, num_stages=3, num_warps=4)),
     ((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),
@@ -84,7 +88,7 @@ _SOLVE_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=8)),
     ((), dict(BLOCK_K=32, BLOCK_V=32, num_stages=1, num_warps=8)),
 ]
-_PAIRS_BACK_TILES = [((), dict(BLOCK_K=64, num_stages=1, num_warps=4)),]
+_PAIRS_BACK_TILES = [((), dict(BLOCK_K=64, num_stages=1, num_warps=2)),]
 _GATES_BACK_TILES = [((), dict(BLOCK_K=32, num_stages=1, num_warps=4)),]
 _Q_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
 _K_MAP_BACK_TILES = [((), dict(num_stages=1, num_warps=8)),]
@@ -216,89 +220,97 @@ def _k_map_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _pairs_kernel(
-    q_ptr, k_ptr, G_ptr, P_ptr, A_ptr,
+    q_ptr, k_ptr, G_ptr, P_ptr, betas_ptr, A_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
-    """Compute 16 rows of products of queries and keys, each column with its decay between the two tokens.
+    """Compute products of queries and keys of one (chunk, head), each column with its decay between the two tokens.
 
-    A product of earlier keys takes the decay in two factors, to and from the first of the rows. So no power of a decay
-    is above 1. Pairs among the 16 rows take one power each.
+    The level of a pair is the highest bit in which their indices differ. The later token is in the second half of a
+    block of 2**(level + 1) tokens. The earlier token is in the first half. A product takes the decay in two factors:
+    to and from the start of the second half. So no power of a decay is above 1.
     """
-    subs: tl.constexpr = BT // 16
     pid = tl.program_id(0)
-    slot, h, sub = pid // subs // HV, pid // subs % HV, pid % subs
+    slot, h = pid // HV, pid % HV
     h_qk = h // (HV // H)
     batch = slot // NT
     first = (slot % NT).to(tl.int64) * BT
     end = T
-    r = tl.arange(0, 16)
-    i = sub * 16 + r
-    j = tl.arange(0, BT)
-    earlier = (j < sub * 16)[:, None]
-    offs_k = tl.arange(0, K)
-    q_rows = q_ptr + batch * stride_q_b + first * stride_q_t + h_qk * stride_q_h + offs_k[None, :] * stride_q_c
-    k_rows = k_ptr + batch * stride_k_b + first * stride_k_t + h_qk * stride_k_h + offs_k[None, :] * stride_k_c
-    chunk = slot.to(tl.int64) * HV + h
-    G_rows = G_ptr + chunk * BT * K + offs_k[None, :]
+    i = tl.arange(0, BT)
     live = (i < end - first)[:, None]
-    q = tl.load(q_rows + i[:, None] * stride_q_t, mask=live, other=0.0)
-    k = tl.load(k_rows + i[:, None] * stride_k_t, mask=live, other=0.0)
-    G = tl.load(G_rows + i[:, None] * K)
-    G_first = tl.load(G_rows + sub * 16 * K)
-    before = tl.load(k_rows + j[:, None] * stride_k_t, mask=earlier & (j < end - first)[:, None], other=0.0)
-    G_before = tl.load(G_rows + j[:, None] * K, mask=earlier, other=0.0)
-    before = (before * tl.exp2(tl.where(earlier, G_first - G_before, 0.0))).to(before.dtype)
-    since = tl.exp2(G - G_first)
-    p = tl.dot((q * since).to(q.dtype), tl.trans(before))
-    a = tl.dot((k * since).to(k.dtype), tl.trans(before))
-    for s in range(16):
-        one = sub * 16 + s
-        k_one = tl.load(k_rows + one * stride_k_t, mask=(offs_k[None, :] >= 0) & (one < end - first), other=0.0)
-        G_one = tl.load(G_rows + one * K)
-        decayed = k_one * tl.exp2(tl.where((r >= s)[:, None], G - G_one, float("-inf")))
-        here = j[None, :] == one
-        p = tl.where(here, tl.sum(q * decayed, 1)[:, None], p)
-        a = tl.where(here, tl.sum(k * decayed, 1)[:, None], a)
-    at = (chunk * BT + i[:, None]) * BT + j[None, :]
-    p = tl.where(i[:, None] >= j[None, :], p, 0.0) * scale
-    tl.store(P_ptr + at, p.to(P_ptr.dtype.element_ty))
-    tl.store(A_ptr + at, tl.where(i[:, None] > j[None, :], a, 0.0))
+    rows = (slot.to(tl.int64) * HV + h) * BT + i
+    q_rows = q_ptr + batch * stride_q_b + first * stride_q_t + h_qk * stride_q_h + i[:, None] * stride_q_t
+    k_rows = k_ptr + batch * stride_k_b + first * stride_k_t + h_qk * stride_k_h + i[:, None] * stride_k_t
+    G_chunk = G_ptr + (slot.to(tl.int64) * HV + h) * BT * K
+    p = tl.zeros([BT, BT], tl.float32)
+    same = tl.zeros([BT], tl.float32)
+    a = tl.zeros([BT, BT], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        q = tl.load(q_rows + offs_k[None, :] * stride_q_c, mask=live, other=0.0)
+        k = tl.load(k_rows + offs_k[None, :] * stride_k_c, mask=live, other=0.0)
+        G = tl.load(G_chunk + i[:, None] * K + offs_k[None, :])
+        same += tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)
+        for level in range(6):
+            half = i >> level
+            second = half % 2 == 1
+            G_between = tl.load(G_chunk + ((half | 1) << level)[:, None] * K + offs_k[None, :])
+            decay = tl.exp2(tl.where(second[:, None], G - G_between, G_between - G))
+            keys = (k * decay).to(k.dtype)
+            there = tl.where(second, half - 1, -1)[:, None] == half[None, :]
+            p += tl.where(there, tl.dot((q * decay).to(q.dtype), tl.trans(keys)), 0.0)
+            a += tl.where(there, tl.dot(keys, tl.trans(keys)), 0.0)
+    p = tl.where(i[:, None] == i[None, :], same[:, None], p) * scale
+    tl.store(P_ptr + rows[:, None] * BT + i[None, :], p.to(P_ptr.dtype.element_ty))
+    a = a * tl.load(betas_ptr + rows)[:, None]
+    tl.store(A_ptr + rows[:, None] * BT + i[None, :], a)
 
 
 @triton.jit
-def _diagonal(a, n: tl.constexpr, size: tl.constexpr):
-    """Return the blocks on the diagonal of a matrix of n * size rows, [n, size, size]."""
-    block = tl.arange(0, n)
-    same = block[:, None, None, None] == block[None, None, :, None]
-    return tl.sum(tl.where(same, tl.reshape(a, [n, size, n, size]), 0.0), 2)
+def _offsets(n: tl.constexpr, size: tl.constexpr, step: tl.constexpr, below: tl.constexpr):
+    """Return the rows and columns of n blocks, each `step` rows after the one before, [n, size, size].
+
+    They are on the diagonal of a matrix, or `below` rows below it.
+    """
+    block = tl.arange(0, n)[:, None, None] * step
+    r = tl.arange(0, size)
+    return block + below + r[None, :, None], block + r[None, None, :]
 
 
 @triton.jit
-def _lower_left(a, n: tl.constexpr, size: tl.constexpr):
-    """Return the lower left quarters of n matrices of 2 * size rows."""
-    half = tl.arange(0, 2)
-    there = (half[None, :, None, None, None] == 1) & (half[None, None, None, :, None] == 0)
-    return tl.sum(tl.sum(tl.where(there, tl.reshape(a, [n, 2, size, 2, size]), 0.0), 3), 1)
+def _substituted(a, n: tl.constexpr):
+    """Return the inverses of I + a for n blocks of 16 rows. a has the transposed blocks.
+
+    Back substitution computes one column of each inverse at a time. As blocks are transposed, both sums of a step have
+    the layout of their next operand. So one warp needs no barrier.
+    """
+    r = tl.arange(0, 16)
+    t = tl.zeros([n, 16, 16], tl.float32) + tl.where(r[:, None] == r[None, :], 1.0, 0.0)[None, :, :]
+    for done in range(1, 16):
+        here = r == 15 - done
+        factors = tl.sum(tl.where(here[None, :, None], a, 0.0), 1)
+        column = tl.sum(t * factors[:, None, :], 2)
+        t = tl.where(here[None, None, :], t - column[:, :, None], t)
+    return t
 
 
 @triton.jit
-def _doubled(t, a, n: tl.constexpr, size: tl.constexpr):
-    """Return inverses of blocks of 2 * size rows on the diagonal of I + a. t has the inverses of their halves.
+def _corner(upper, a, lower):
+    """Return the lower left quarters of inverses, from the inverses of both halves and the quarters a.
 
-    The lower left quarter of an inverse is the negative product of lower half, quarter of a and upper half.
     Products of three tf32 terms have the accuracy of float32.
     """
+    return -tl.dot(lower, tl.dot(a, upper, input_precision="tf32x3"), input_precision="tf32x3")
+
+
+@triton.jit
+def _doubled(t, a_ptr, n: tl.constexpr, size: tl.constexpr):
+    """Return inverses of n blocks of 2 * size rows. t has the inverses of their halves."""
     upper, lower = tl.split(tl.permute(tl.reshape(t, [n, 2, size, size]), [0, 2, 3, 1]))
-    corner = _lower_left(_diagonal(a, n, 2 * size), n, size)
-    if n == 1:  # a product of matrices without a batch runs on more warps
-        inner = tl.dot(tl.reshape(corner, [size, size]), tl.reshape(upper, [size, size]), input_precision="tf32x3")
-        inner = tl.dot(tl.reshape(lower, [size, size]), inner, input_precision="tf32x3")
-        corner = tl.reshape(-inner, [1, size, size])
-    else:
-        corner = -tl.dot(lower, tl.dot(corner, upper, input_precision="tf32x3"), input_precision="tf32x3")
+    rows, columns = _offsets(n, size, 2 * size, size)
+    corner = _corner(upper, tl.load(a_ptr + rows * BT + columns), lower)
     above = tl.permute(tl.join(upper, tl.zeros([n, size, size], tl.float32)), [0, 1, 3, 2])
     below = tl.permute(tl.join(corner, lower), [0, 1, 3, 2])
     both = tl.join(tl.reshape(above, [n, size, 2 * size]), tl.reshape(below, [n, size, 2 * size]))
@@ -306,32 +318,34 @@ def _doubled(t, a, n: tl.constexpr, size: tl.constexpr):
 
 
 @triton.jit
-def _inverse(a):
-    """Return (I + a)**-1 for a matrix with entries below the diagonal only.
-
-    Forward substitution inverts the blocks of 16 rows, all at once.
-    """
-    small = _diagonal(a, 4, 16)
-    r = tl.arange(0, 16)
-    t = tl.zeros([4, 16, 16], tl.float32) + tl.where(r[:, None] == r[None, :], 1.0, 0.0)[None, :, :]
-    for row in range(1, 16):
-        here = (r == row)[None, :, None]
-        factors = tl.sum(tl.where(here, small, 0.0), 1)
-        t = tl.where(here, t - tl.sum(factors[:, :, None] * t, 1)[:, None, :], t)
-    t = _doubled(t, a, 2, 16)
-    t = _doubled(t, a, 1, 32)
-    return tl.reshape(t, [BT, BT])
+def _inverse_kernel(A_ptr, inverse_ptr):
+    """Compute (I + A)**-1 for one (chunk, head). A has entries below the diagonal only."""
+    square = tl.program_id(0).to(tl.int64) * BT * BT
+    a_ptr, t_ptr = A_ptr + square, inverse_ptr + square
+    rows, columns = _offsets(4, 16, 16, 0)
+    transposed = tl.permute(rows, [0, 2, 1]) * BT + tl.permute(columns, [0, 2, 1])
+    t = _substituted(tl.load(a_ptr + transposed), 4)
+    t = _doubled(t, a_ptr, 2, 16)
+    # The last step writes quarters. The whole inverse would take too many registers of one warp.
+    rows, columns = _offsets(2, 32, 32, 0)
+    tl.store(t_ptr + rows * BT + columns, t.to(t_ptr.dtype.element_ty))
+    upper, lower = tl.split(tl.permute(t, [1, 2, 0]))
+    r = tl.arange(0, 32)
+    corner = r[:, None] * BT + r[None, :]
+    t = _corner(upper, tl.load(a_ptr + 32 * BT + corner), lower)
+    tl.store(t_ptr + 32 * BT + corner, t.to(t_ptr.dtype.element_ty))
+    tl.store(t_ptr + 32 + corner, tl.zeros_like(t).to(t_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _solve_kernel(
-    k_ptr, v_ptr, G_ptr, betas_ptr, A_ptr, inverse_ptr, W_ptr, U_ptr,
+    k_ptr, v_ptr, G_ptr, betas_ptr, inverse_ptr, W_ptr, U_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
     H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """Compute the inverse of I + A for one (chunk, head), its product U with values and W with decayed keys."""
+    """Compute products of the inverse for one (chunk, head): U with values, W with decayed keys."""
     pid = tl.program_id(0)
     slot, h = pid // HV, pid % HV
     h_qk = h // (HV // H)
@@ -345,11 +359,8 @@ def _solve_kernel(
     v_rows = v_ptr + batch * stride_v_b + first * stride_v_t + h * stride_v_h + i[:, None] * stride_v_t
     offs_k = tl.arange(0, BLOCK_K)
     offs_v = tl.arange(0, BLOCK_V)
+    t = tl.load(inverse_ptr + rows[:, None] * BT + i[None, :])
     betas = tl.load(betas_ptr + rows)
-    a = tl.load(A_ptr + rows[:, None] * BT + i[None, :])
-    t = _inverse(a * betas[:, None])
-    tl.store(inverse_ptr + rows[:, None] * BT + i[None, :], t.to(inverse_ptr.dtype.element_ty))
-    t = t.to(v_ptr.dtype.element_ty)
     # Factors of updates multiply rows of v and k. In a column of t, one rounding would change a whole row.
     for start in tl.static_range(0, V, BLOCK_V):
         v = tl.load(v_rows + (start + offs_v)[None, :] * stride_v_c, mask=live, other=0.0)
@@ -365,11 +376,11 @@ def _solve_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_kernel(
-    k_ptr, W_ptr, U_ptr, new_ptr, G_ptr, states_ptr, initial_state_ptr, final_state_ptr,
+    k_ptr, W_ptr, U_ptr, new_ptr, G_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr,
-    FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    FINAL: tl.constexpr, ENDS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -404,6 +415,8 @@ def _states_kernel(
         k = (k * tl.exp2(G_last - G)).to(k_ptr.dtype.element_ty)
         state = state * tl.exp2(G_last)
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -449,16 +462,17 @@ def _output_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, g_ptr, a_log_ptr, dt_bias_ptr, b_ptr, state_ptr, o_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, a_log_ptr, dt_bias_ptr, b_ptr, state_ptr, states_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
     stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64, stride_a_log_h: tl.int64,
     stride_dt_bias_h: tl.int64, stride_b_b: tl.int64, stride_b_h: tl.int64, stride_state_b: tl.int64,
-    stride_state_h: tl.int64,
+    stride_state_h: tl.int64, stride_states_b: tl.int64, stride_states_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_g_t: tl.constexpr, stride_g_c: tl.constexpr,
     stride_dt_bias_c: tl.constexpr, stride_b_t: tl.constexpr, stride_state_k: tl.constexpr,
-    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_state_v: tl.constexpr, stride_states_t: tl.constexpr, stride_states_k: tl.constexpr,
+    stride_states_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, STATES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -492,6 +506,10 @@ def _decode_kernel(
         new = v - tl.sum(state * k[:, None], 0)
         new = new * _beta(b_now)
         state = state + k[:, None] * new[None, :]
+        if STATES:
+            of_token = states_ptr + batch * stride_states_b + token * stride_states_t + h * stride_states_h
+            of_token = of_token + offs_k[:, None] * stride_states_k + offs_v[None, :] * stride_states_v
+            tl.store(of_token, state.to(states_ptr.dtype.element_ty))
         out = tl.sum(state * q[:, None], 0) * scale
         o_row = o_ptr + ((batch * T + token) * HV + h) * V
         tl.store(o_row + offs_v, out.to(o_ptr.dtype.element_ty))
@@ -768,28 +786,44 @@ def _pairs_back_kernel(
     dk = tl.dot(down, (other * until).to(k.dtype), dk)
     dk = dk * tl.exp2(G_last - G)
 
-    # Pairs among the rows.
-    for s in range(16):
-        one = sub * 16 + s
-        there = (offs_k[None, :] >= 0) & (one < end - first)
-        q_one = tl.load(q_rows + one * stride_q_t, mask=there, other=0.0)
-        k_one = tl.load(k_rows + one * stride_k_t, mask=there, other=0.0)
-        G_one = tl.load(G_rows + one * K)
-        since_one = tl.exp2(tl.where((r >= s)[:, None], G - G_one, float("-inf")))
-        until_one = tl.exp2(tl.where((r <= s)[:, None], G_one - G, float("-inf")))
-        dq += tl.load(dP + i * BT + one)[:, None] * (k_one * since_one)
-        dk += tl.load(dP + one * BT + i)[:, None] * (q_one * until_one)
-        of_row += tl.load(dA + i * BT + one)[:, None] * (k_one * since_one)
-        down_one = tl.load(dA + one * BT + i) * tl.load(betas_ptr + chunk * BT + one)
-        dk += down_one[:, None] * (k_one * until_one)
-
     rows = chunk * BT + i
     at = rows[:, None] * K + offs_k[None, :]
+    row_betas = tl.load(betas_ptr + rows)[:, None]
     dG = tl.load(dG_ptr + at) + q * dq - k * dk
+    dG += k * of_row * row_betas
+
+    # Pairs among the rows: halves of blocks of 2, 4, 8 and 16 rows, as in forward.
+    same = tl.load(dP + i * BT + i)[:, None]
+    dq += same * k
+    dk += same * q
+    square = i[:, None] * BT + i[None, :]
+    dP_low = tl.load(dP + square).to(k.dtype)
+    dA_low = tl.load(dA + square).to(k.dtype)
+    for level in range(4):
+        half = r >> level
+        second = half % 2 == 1
+        G_between = tl.load(G_rows + (sub * 16 + ((half | 1) << level))[:, None] * K)
+        decay = tl.exp2(tl.where(second[:, None], G - G_between, G_between - G))
+        there = tl.where(second, half - 1, -1)[:, None] == half[None, :]
+        queries = (q * decay).to(q.dtype)
+        keys = (k * decay).to(k.dtype)
+        p = tl.where(there, dP_low, 0.0)
+        of_queries = tl.dot(p, keys)
+        of_keys = tl.dot(tl.trans(p), queries)
+        dq += of_queries * decay
+        a = tl.where(there, dA_low, 0.0)
+        of_updates = tl.dot(a, keys)
+        of_row += of_updates * decay
+        updates = (k * decay * row_betas).to(k.dtype)
+        of_keys = tl.dot(tl.trans(a), updates, of_keys)
+        dk += of_keys * decay
+        # Sums over tokens follow, in which both ends of a pair cancel. So both have the same rounded factors.
+        dG += queries * of_queries - keys * of_keys
+        dG += updates * of_updates
+
     part = (1 + pid % blocks) * (tl.num_programs(0) // blocks // subs).to(tl.int64) * BT
     tl.store(dbetas_ptr + part + rows, tl.sum(k * of_row, 1))
-    of_row = of_row * tl.load(betas_ptr + rows)[:, None]
-    dG += k * of_row
+    of_row = of_row * row_betas
     dk += of_row
     tl.store(dG_ptr + at, dG)
     dq += tl.load(dq_parts_ptr + at)
@@ -922,7 +956,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_c52649f98ee7baf8", "kda")
+_LIBRARY = _library("kgen_34f266be61194ebc", "kda")
 
 
 def _sizes(q, v):
@@ -932,8 +966,11 @@ def _sizes(q, v):
     return B, T, H, v.shape[2], B, NT, B * NT
 
 
-def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, a_log, dt_bias, b, initial_state)
     arch, initial = _arch(q.device), initial_state is not None
@@ -968,53 +1005,60 @@ def _chunks(q, k, v, g, a_log, dt_bias, b, initial_state, scale, final):
     P = q.new_empty((slots, HV, 64, 64))
     A = q.new_empty((slots, HV, 64, 64), dtype=torch.float32)
     _launch(
-        _pairs_kernel, slots * HV * 4, layouts,
-        q, k, G, P, A, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale, stride_q_t=q.stride(1),
+        _pairs_kernel, slots * HV, layouts,
+        q, k, G, P, betas, A, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale, stride_q_t=q.stride(1),
         stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
         **tile,
     )
-    tile = _tile(_SOLVE_TILES, arch)
+    tile = _tile(_INVERSE_TILES, arch)
     inverse = q.new_empty((slots, HV, 64, 64))
+    _launch(
+        _inverse_kernel, slots * HV, layouts,
+        A, inverse,
+        **tile,
+    )
+    tile = _tile(_SOLVE_TILES, arch)
     W = q.new_empty((slots, HV, 64, 128))
     U = q.new_empty((slots, HV, 64, 128))
     _launch(
         _solve_kernel, slots * HV, layouts,
-        k, v, G, betas, A, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
+        k, v, G, betas, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
         **tile,
     )
     tile = _tile(_STATES_TILES, arch)
     new = q.new_empty((slots, HV, 64, 128))
     states = q.new_empty((slots, HV, 128, 128))
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-        k, W, U, new, G, states, initial_state, final_state, k.stride(0), k.stride(2), T, NT, stride_k_t=k.stride(1),
-        stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final,
+        k, W, U, new, G, states, ends, initial_state, final_state, k.stride(0), k.stride(2), T, NT,
+        stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV, INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states
+    return final_state, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states
 
 
 @_operator(_LIBRARY, "kda")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor,
-    initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    initial_state: Optional[Tensor], scale: float, final: bool, within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = _forward_op(
-            q, k, v, g, a_log, dt_bias, b, initial_state, scale, final,
+        o, final_state, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = _forward_op(
+            q, k, v, g, a_log, dt_bias, b, initial_state, scale, final, within,
         )
         return (
-            o.bfloat16(), final_state, G, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), P.bfloat16(),
+            o.bfloat16(), final_state, ends, G, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), P.bfloat16(),
             inverse.bfloat16(), W.bfloat16(), new.bfloat16(), states.bfloat16(),
         )
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, a_log, dt_bias, b, initial_state)
     with torch.cuda.device_of(q):
-        final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = _chunks(
-            q, k, v, g, a_log, dt_bias, b, initial_state, scale, final,
+        final_state, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = _chunks(
+            q, k, v, g, a_log, dt_bias, b, initial_state, scale, final, within,
         )
         q = q_mapped
         k = k_mapped
@@ -1026,18 +1070,19 @@ def _forward_op(
             stride_q_c=q.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states
+    return o, final_state, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
 def _(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor,
-    initial_state: Optional[Tensor], scale: float, final: bool,
+    initial_state: Optional[Tensor], scale: float, final: bool, within: bool,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64, 128), dtype=torch.float32),
+        v.new_empty(v.shape), final_state, ends, q.new_empty((slots, HV, 64, 128), dtype=torch.float32),
         q.new_empty((slots, HV, 64), dtype=torch.float32), q.new_empty(q.shape), k.new_empty(k.shape),
         q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 128)),
         q.new_empty((slots, HV, 64, 128)), q.new_empty((slots, HV, 128, 128)),
@@ -1048,7 +1093,7 @@ def _(
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor,
     dt_bias: Tensor, b: Tensor, initial_state: Optional[Tensor], G: Tensor, betas: Tensor, q_mapped: Tensor,
-    k_mapped: Tensor, P: Tensor, inverse: Tensor, W: Tensor, new: Tensor, states: Tensor, scale: float,
+    k_mapped: Tensor, P: Tensor, inverse: Tensor, W: Tensor, new: Tensor, states: Optional[Tensor], scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -1164,7 +1209,7 @@ def _backward_op(
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor,
     dt_bias: Tensor, b: Tensor, initial_state: Optional[Tensor], G: Tensor, betas: Tensor, q_mapped: Tensor,
-    k_mapped: Tensor, P: Tensor, inverse: Tensor, W: Tensor, new: Tensor, states: Tensor, scale: float,
+    k_mapped: Tensor, P: Tensor, inverse: Tensor, W: Tensor, new: Tensor, states: Optional[Tensor], scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial_state is not None else 0, dtype=torch.float32)
@@ -1172,10 +1217,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, g, a_log, dt_bias, b, initial_state, scale, final = inputs
-    _, _, G, betas, q_mapped, k_mapped, P, inverse, W, new, states, = output
+    q, k, v, g, a_log, dt_bias, b, initial_state, scale, final, within = inputs
+    _, _, ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(G, betas, q_mapped, k_mapped, P, inverse, W, new, states)
+    ctx.mark_non_differentiable(ends, G, betas, q_mapped, k_mapped, P, inverse, W, new, states)
     ctx.save_for_backward(
         q, k, v, g, a_log, dt_bias, b, initial_state, G, betas, q_mapped, k_mapped, P, inverse, W, new, states,
     )
@@ -1198,14 +1243,16 @@ def _backward(ctx, do, dfinal_state, *_):
     )
     return (
         dq, dk, dv, grad_g, grad_a_log, grad_dt_bias, grad_b, None if initial_state is None else dinitial_state, None,
-        None,
+        None, None,
     )
 
 
 _register_autograd(_LIBRARY, "kda", _forward_op, _backward, _save_for_backward)
 
 
-def kda(q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output_final_state=False):
+def kda(
+    q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output_final_state=False, return_states=False,
+):
     """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
     K is 128, V is 128.
@@ -1220,31 +1267,36 @@ def kda(q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output
     scale: multiplies q; 1 / sqrt(128) by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [B, (T + 63) // 64, HV, K, V].
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, g, a_log, dt_bias, b and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v, g,
+    a_log, dt_bias, b and initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("kda", "q k v g a_log dt_bias b initial_state", q, k, v, g, a_log, dt_bias, b, initial_state)
     q, k, v, g, b = _cast(torch.bfloat16, q, k, v, g, b)
     a_log, dt_bias, initial_state = _cast(torch.float32, a_log, dt_bias, initial_state)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("g", g, 4, torch.bfloat16),
-        ("a_log", a_log, 1, torch.float32),
-        ("dt_bias", dt_bias, 2, torch.float32),
-        ("b", b, 3, torch.bfloat16),
-        ("initial_state", initial_state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("g", g, 4, [torch.bfloat16]),
+        ("a_log", a_log, 1, [torch.float32]),
+        ("dt_bias", dt_bias, 2, [torch.float32]),
+        ("b", b, 3, [torch.bfloat16]),
+        ("initial_state", initial_state, 4, [torch.float32]),
     ):
         if x is None and label == "initial_state":
             continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"kda: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"kda: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"kda: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"kda: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -1273,47 +1325,60 @@ def kda(q, k, v, *, g, a_log, dt_bias, b, scale=None, initial_state=None, output
     _no_tangents("kda", q, k, v, g, a_log, dt_bias, b, initial_state)
     scale = 128 ** -0.5 if scale is None else _real("kda", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, g, a_log, dt_bias, b, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, g, a_log, dt_bias, b, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (
+            (o, final_state, ends.view(B, _cdiv(T, 64), HV, 128, 128)) if output_final_state
+            else (o, ends.view(B, _cdiv(T, 64), HV, 128, 128))
+        )
     return (o, final_state) if output_final_state else o
 
 
 def _decode_op(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor,
+    states: Optional[Tensor], scale: float,
 ) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
-        return _decode_op(q, k, v, g, a_log, dt_bias, b, state, scale).bfloat16()
+        return _decode_op(q, k, v, g, a_log, dt_bias, b, state, states, scale).bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     o = v.new_empty(v.shape)
-    layouts, tile = _layouts(q, k, v, g, a_log, dt_bias, b, state), _tile(_DECODE_TILES, _arch(q.device))
+    stepped = states is not None
+    stride_states = states.stride() if stepped else (0,) * 5
+    layouts, tile = _layouts(q, k, v, g, a_log, dt_bias, b, state, states), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
         _launch(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-            q, k, v, g, a_log, dt_bias, b, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), g.stride(0), g.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2),
-            state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            stride_g_t=g.stride(1), stride_g_c=g.stride(3), stride_dt_bias_c=dt_bias.stride(1), stride_b_t=b.stride(1),
-            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
+            q, k, v, g, a_log, dt_bias, b, state, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
+            v.stride(0), v.stride(2), g.stride(0), g.stride(2), a_log.stride(0), dt_bias.stride(0), b.stride(0),
+            b.stride(2), state.stride(0), state.stride(1), stride_states[0], stride_states[2], T, NT, scale,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_g_c=g.stride(3),
+            stride_dt_bias_c=dt_bias.stride(1), stride_b_t=b.stride(1), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), stride_states_t=stride_states[1], stride_states_k=stride_states[3],
+            stride_states_v=stride_states[4], H=H, HV=HV, STATES=stepped,
             **tile,
         )
     return o
 
 
-# An operator that writes to one of its arguments, which `_operator` does not make.
-_LIBRARY.define("kda_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state",)))
+# An operator that writes to its arguments, which `_operator` does not make.
+_LIBRARY.define("kda_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state", "states")))
 _LIBRARY.impl("kda_decode", _decode_op, "CompositeExplicitAutograd")
 _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "kda_decode").default
 
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
 def _(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, state: Tensor,
+    states: Optional[Tensor], scale: float,
 ):
     return v.new_empty(v.shape)
 
 
-def kda_decode(q, k, v, state, *, g, a_log, dt_bias, b, scale=None):
+def kda_decode(q, k, v, state, *, g, a_log, dt_bias, b, scale=None, states=None):
     """Step the state of each sequence in place, one token after the other.
 
     K is 128, V is 128.
@@ -1322,6 +1387,8 @@ def kda_decode(q, k, v, state, *, g, a_log, dt_bias, b, scale=None):
     v: [B, T, HV, V] bfloat16.
     Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
+    states: [B, T, HV, K, V] float32 or bfloat16, any strides; None by default. Receives the state after each token:
+    if n tokens are accepted, the state of sequence i is states[i, n - 1]. It must not overlap `state`.
     g: [B, T, HV, K] bfloat16, used by decay.
     a_log: [HV] float32, used by decay.
     dt_bias: [HV, K] float32, used by decay.
@@ -1332,24 +1399,28 @@ def kda_decode(q, k, v, state, *, g, a_log, dt_bias, b, scale=None):
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError if a gradient is required: there is no backward pass.
     """
-    _dense("kda_decode", "q k v g a_log dt_bias b state", q, k, v, g, a_log, dt_bias, b, state)
+    _dense("kda_decode", "q k v g a_log dt_bias b state states", q, k, v, g, a_log, dt_bias, b, state, states)
     q, k, v, g, b = _cast(torch.bfloat16, q, k, v, g, b)
     a_log, dt_bias = _cast(torch.float32, a_log, dt_bias)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("g", g, 4, torch.bfloat16),
-        ("a_log", a_log, 1, torch.float32),
-        ("dt_bias", dt_bias, 2, torch.float32),
-        ("b", b, 3, torch.bfloat16),
-        ("state", state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("g", g, 4, [torch.bfloat16]),
+        ("a_log", a_log, 1, [torch.float32]),
+        ("dt_bias", dt_bias, 2, [torch.float32]),
+        ("b", b, 3, [torch.bfloat16]),
+        ("state", state, 4, [torch.float32]),
+        ("states", states, 5, [torch.float32, torch.bfloat16]),
     ):
+        if x is None and label == "states":
+            continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"kda_decode: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"kda_decode: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"kda_decode: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"kda_decode: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -1371,16 +1442,22 @@ def kda_decode(q, k, v, state, *, g, a_log, dt_bias, b, scale=None):
         raise ValueError(f"kda_decode: b must be {list((B, T, HV))}, got {list(b.shape)}")
     if state.shape != (B, HV, 128, 128):
         raise ValueError(f"kda_decode: state must be {list((B, HV, 128, 128))}, got {list(state.shape)}")
+    if states is not None and states.shape != (B, T, HV, 128, 128):
+        raise ValueError(f"kda_decode: states must be {list((B, T, HV, 128, 128))}, got {list(states.shape)}")
     if max(x.stride(1) for x in (q, k, v, g, b)) >= 2**24:
         raise ValueError("kda_decode: strides between tokens must be less than 2**24: make the tensors contiguous")
     if max(x.stride(-1) for x in (q, k, v, g, a_log, dt_bias, b)) >= 2**23:
         raise ValueError(
             "kda_decode: strides between elements of a row must be less than 2**23: make the tensors contiguous",
         )
-    _no_tangents("kda_decode", q, k, v, g, a_log, dt_bias, b, state)
+    if max(max(x.stride()[-2:]) for x in (state, states) if x is not None) >= 2**23:
+        raise ValueError(
+            "kda_decode: strides between rows and columns of a state must be less than 2**23: make it contiguous",
+        )
+    _no_tangents("kda_decode", q, k, v, g, a_log, dt_bias, b, state, states)
     _no_gradients(
         "kda_decode", "but there is no backward pass:", q=q, k=k, v=v, g=g, a_log=a_log, dt_bias=dt_bias, b=b,
-        state=state,
+        state=state, states=states,
     )
     scale = 128 ** -0.5 if scale is None else _real("kda_decode", "scale", scale)
-    return _decode_op(q, k, v, g, a_log, dt_bias, b, state, scale)
+    return _decode_op(q, k, v, g, a_log, dt_bias, b, state, states, scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 1ef611396f44ec6c
-# body (hash of the text below): f6caeda7f98f5a74
+# inputs (hash of spec and templates): ecd517e659f367ee
+# body (hash of the text below): c5953949b65d7099
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -169,11 +169,12 @@ def _k_map_kernel(
 
 @triton.jit(do_not_specialize=["T", "N", "NT"])
 def _states_kernel(
-    k_ptr, v_ptr, states_ptr, initial_state_ptr, final_state_ptr, cu_seqlens_ptr,
+    k_ptr, v_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr, cu_seqlens_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, N, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -204,11 +205,15 @@ def _states_kernel(
         k = tl.load(k_rows + first * stride_k_t, mask=live[None, :], other=0.0)
         new = tl.load(v_rows + first * stride_v_t, mask=live[:, None], other=0.0)
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     # Slots without tokens get zeros.
     following = tl.where(seq == N - 1, NT, (end // BT + seq + 1).to(tl.int32))
     for n in range(count, tl.minimum(following, NT) - slot):
         chunk = (slot + n).to(tl.int64) * HV + h
         tl.store(states_ptr + chunk * K * V + of_state, tl.zeros([K, BLOCK_V], states_ptr.dtype.element_ty))
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, tl.zeros([K, BLOCK_V], ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -266,13 +271,15 @@ def _output_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, state_ptr, o_ptr, cu_seqlens_ptr,
+    q_ptr, k_ptr, v_ptr, state_ptr, states_ptr, o_ptr, cu_seqlens_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
-    stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64,
+    stride_v_h: tl.int64, stride_state_b: tl.int64, stride_state_h: tl.int64, stride_states_b: tl.int64,
+    stride_states_h: tl.int64,
     T, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_state_k: tl.constexpr, stride_state_v: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_states_t: tl.constexpr, stride_states_k: tl.constexpr, stride_states_v: tl.constexpr, H: tl.constexpr,
+    HV: tl.constexpr, STATES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -300,6 +307,10 @@ def _decode_kernel(
         k = _k_map(k)
         new = v
         state = state + k[:, None] * new[None, :]
+        if STATES:
+            of_token = states_ptr + batch * stride_states_b + token * stride_states_t + h * stride_states_h
+            of_token = of_token + offs_k[:, None] * stride_states_k + offs_v[None, :] * stride_states_v
+            tl.store(of_token, state.to(states_ptr.dtype.element_ty))
         out = tl.sum(state * q[:, None], 0) * scale
         o_row = o_ptr + ((batch * T + token) * HV + h) * V
         tl.store(o_row + offs_v, out.to(o_ptr.dtype.element_ty))
@@ -570,7 +581,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_beecd2a5c485faa9", "linear_attention_elu")
+_LIBRARY = _library("kgen_c2300df173d5fc4a", "linear_attention_elu")
 
 
 def _sizes(q, v, cu_seqlens):
@@ -583,8 +594,11 @@ def _sizes(q, v, cu_seqlens):
     return *q.shape[:3], v.shape[2], N, NT, NT
 
 
-def _chunks(q, k, v, cu_seqlens, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, cu_seqlens, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     layouts = _layouts(q, k, v, initial_state, cu_seqlens)
     arch, initial = _arch(q.device), initial_state is not None
@@ -609,29 +623,35 @@ def _chunks(q, k, v, cu_seqlens, initial_state, scale, final):
     k = k_mapped
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 64, 64))
+    ends = q.new_empty((slots, HV, 64, 64) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-        k, v, states, initial_state, final_state, cu_seqlens, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, N,
-        NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
-        INITIAL=initial, FINAL=final,
+        k, v, states, ends, initial_state, final_state, cu_seqlens, k.stride(0), k.stride(2), v.stride(0), v.stride(2),
+        T, N, NT, stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H,
+        HV=HV, INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, seqs, q_mapped, k_mapped, states
+    return final_state, ends, seqs, q_mapped, k_mapped, states
 
 
 @_operator(_LIBRARY, "linear_attention_elu")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, seqs, q_mapped, k_mapped, states = _forward_op(q, k, v, cu_seqlens, initial_state, scale, final)
-        return o.bfloat16(), final_state, seqs, q_mapped.bfloat16(), k_mapped.bfloat16(), states.bfloat16()
+        o, final_state, ends, seqs, q_mapped, k_mapped, states = _forward_op(
+            q, k, v, cu_seqlens, initial_state, scale, final, within,
+        )
+        return o.bfloat16(), final_state, ends, seqs, q_mapped.bfloat16(), k_mapped.bfloat16(), states.bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     layouts = _layouts(q, k, v, initial_state, cu_seqlens)
     with torch.cuda.device_of(q):
-        final_state, seqs, q_mapped, k_mapped, states = _chunks(q, k, v, cu_seqlens, initial_state, scale, final)
+        final_state, ends, seqs, q_mapped, k_mapped, states = _chunks(
+            q, k, v, cu_seqlens, initial_state, scale, final, within,
+        )
         q = q_mapped
         k = k_mapped
         o = v.new_zeros(v.shape)
@@ -643,15 +663,19 @@ def _forward_op(
             stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, seqs, q_mapped, k_mapped, states
+    return o, final_state, ends, seqs, q_mapped, k_mapped, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float, final: bool):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
+    within: bool,
+):
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     final_state = q.new_empty((N, HV, 64, 64) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 64, 64) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty(slots, dtype=torch.int32), q.new_empty(q.shape),
+        v.new_empty(v.shape), final_state, ends, q.new_empty(slots, dtype=torch.int32), q.new_empty(q.shape),
         k.new_empty(k.shape), q.new_empty((slots, HV, 64, 64)),
     )
 
@@ -659,7 +683,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_state: Option
 @_operator(_LIBRARY, "linear_attention_elu_backward")
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor,
-    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Optional[Tensor],
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -741,7 +766,8 @@ def _backward_op(
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor,
-    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], seqs: Tensor, q_mapped: Tensor, k_mapped: Tensor, states: Optional[Tensor],
+    scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     dinitial_state = q.new_empty((N, HV, 64, 64) if initial_state is not None else 0, dtype=torch.float32)
@@ -749,10 +775,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, cu_seqlens, initial_state, scale, final = inputs
-    _, _, seqs, q_mapped, k_mapped, states, = output
+    q, k, v, cu_seqlens, initial_state, scale, final, within = inputs
+    _, _, ends, seqs, q_mapped, k_mapped, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(seqs, q_mapped, k_mapped, states)
+    ctx.mark_non_differentiable(ends, seqs, q_mapped, k_mapped, states)
     ctx.save_for_backward(q, k, v, cu_seqlens, initial_state, seqs, q_mapped, k_mapped, states)
     ctx.scale = scale
 
@@ -768,13 +794,15 @@ def _backward(ctx, do, dfinal_state, *_):
         "linear_attention_elu", _backward_op,
         do, dfinal_state, q, k, v, cu_seqlens, initial_state, seqs, q_mapped, k_mapped, states, scale,
     )
-    return (dq, dk, dv, None, None if initial_state is None else dinitial_state, None, None)
+    return (dq, dk, dv, None, None if initial_state is None else dinitial_state, None, None, None)
 
 
 _register_autograd(_LIBRARY, "linear_attention_elu", _forward_op, _backward, _save_for_backward)
 
 
-def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None, output_final_state=False):
+def linear_attention_elu(
+    q, k, v, *, cu_seqlens, scale=None, initial_state=None, output_final_state=False, return_states=False,
+):
     """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
     K is 64, V is 64.
@@ -789,27 +817,32 @@ def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None,
     scale: multiplies q; 1 / sqrt(64) by default.
     initial_state: [N, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [T // 64 + N, HV, K, V]. Those of sequence n begin at cu_seqlens[n] // 64 + n. Others are zeros.
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v and
+    initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("linear_attention_elu", "q k v initial_state cu_seqlens", q, k, v, initial_state, cu_seqlens)
     q, k, v = _cast(torch.bfloat16, q, k, v)
     initial_state, = _cast(torch.float32, initial_state)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("initial_state", initial_state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("initial_state", initial_state, 4, [torch.float32]),
     ):
         if x is None and label == "initial_state":
             continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"linear_attention_elu: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"linear_attention_elu: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"linear_attention_elu: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"linear_attention_elu: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -848,41 +881,53 @@ def linear_attention_elu(q, k, v, *, cu_seqlens, scale=None, initial_state=None,
     _no_tangents("linear_attention_elu", q, k, v, initial_state)
     scale = 64 ** -0.5 if scale is None else _real("linear_attention_elu", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, cu_seqlens, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, cu_seqlens, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (o, final_state, ends) if output_final_state else (o, ends)
     return (o, final_state) if output_final_state else o
 
 
-def _decode_op(q: Tensor, k: Tensor, v: Tensor, state: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+def _decode_op(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, states: Optional[Tensor], cu_seqlens: Tensor, scale: float,
+) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
-        return _decode_op(q, k, v, state, cu_seqlens, scale).bfloat16()
+        return _decode_op(q, k, v, state, states, cu_seqlens, scale).bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v, cu_seqlens)
     o = v.new_zeros(v.shape)
-    layouts, tile = _layouts(q, k, v, state, cu_seqlens), _tile(_DECODE_TILES, _arch(q.device))
+    stepped = states is not None
+    stride_states = states.stride() if stepped else (0,) * 5
+    layouts, tile = _layouts(q, k, v, state, states, cu_seqlens), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
         _launch(
             _decode_kernel, N * HV * (64 // tile["BLOCK_V"]), layouts,
-            q, k, v, state, o, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            state.stride(0), state.stride(1), T, scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3),
-            stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3),
-            stride_state_k=state.stride(2), stride_state_v=state.stride(3), H=H, HV=HV,
+            q, k, v, state, states, o, cu_seqlens, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
+            v.stride(2), state.stride(0), state.stride(1), stride_states[0], stride_states[2], T, scale,
+            stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), stride_states_t=stride_states[1], stride_states_k=stride_states[3],
+            stride_states_v=stride_states[4], H=H, HV=HV, STATES=stepped,
             **tile,
         )
     return o
 
 
-# An operator that writes to one of its arguments, which `_operator` does not make.
-_LIBRARY.define("linear_attention_elu_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state",)))
+# An operator that writes to its arguments, which `_operator` does not make.
+_LIBRARY.define(
+    "linear_attention_elu_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state", "states"))
+)
 _LIBRARY.impl("linear_attention_elu_decode", _decode_op, "CompositeExplicitAutograd")
 _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "linear_attention_elu_decode").default
 
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, state: Tensor, cu_seqlens: Tensor, scale: float):
+def _(q: Tensor, k: Tensor, v: Tensor, state: Tensor, states: Optional[Tensor], cu_seqlens: Tensor, scale: float):
     return v.new_empty(v.shape)
 
 
-def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
+def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None, states=None):
     """Step the state of each sequence in place, one token after the other.
 
     K is 64, V is 64.
@@ -891,6 +936,8 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
     v: [B, T, HV, V] bfloat16.
     Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [N, HV, K, V] float32, any strides, the state of each sequence, updated in place.
+    states: [B, T, HV, K, V] float32 or bfloat16, any strides; None by default. Receives the state after each token:
+    if n tokens of sequence i are accepted, its state is states[0, cu_seqlens[i] + n - 1]. It must not overlap `state`.
     cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
     Rows of o for tokens after the last sequence are zeros. The values are on the device and are not checked. With
     invalid
@@ -901,19 +948,23 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError if a gradient is required: there is no backward pass.
     """
-    _dense("linear_attention_elu_decode", "q k v state cu_seqlens", q, k, v, state, cu_seqlens)
+    _dense("linear_attention_elu_decode", "q k v state states cu_seqlens", q, k, v, state, states, cu_seqlens)
     q, k, v = _cast(torch.bfloat16, q, k, v)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("state", state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("state", state, 4, [torch.float32]),
+        ("states", states, 5, [torch.float32, torch.bfloat16]),
     ):
+        if x is None and label == "states":
+            continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"linear_attention_elu_decode: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"linear_attention_elu_decode: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"linear_attention_elu_decode: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"linear_attention_elu_decode: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -938,6 +989,10 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
         raise ValueError(f"linear_attention_elu_decode: v must be {list((B, T, HV, 64))}, got {list(v.shape)}")
     if state.shape != (N, HV, 64, 64):
         raise ValueError(f"linear_attention_elu_decode: state must be {list((N, HV, 64, 64))}, got {list(state.shape)}")
+    if states is not None and states.shape != (B, T, HV, 64, 64):
+        raise ValueError(
+            f"linear_attention_elu_decode: states must be {list((B, T, HV, 64, 64))}, got {list(states.shape)}",
+        )
     if max(x.stride(1) for x in (q, k, v)) >= 2**24:
         raise ValueError(
             "linear_attention_elu_decode: strides between tokens must be less than 2**24: make the tensors contiguous",
@@ -947,7 +1002,14 @@ def linear_attention_elu_decode(q, k, v, state, *, cu_seqlens, scale=None):
             "linear_attention_elu_decode: strides between elements of a row must be less than 2**23: make the tensors "
             "contiguous",
         )
-    _no_tangents("linear_attention_elu_decode", q, k, v, state)
-    _no_gradients("linear_attention_elu_decode", "but there is no backward pass:", q=q, k=k, v=v, state=state)
+    if max(max(x.stride()[-2:]) for x in (state, states) if x is not None) >= 2**23:
+        raise ValueError(
+            "linear_attention_elu_decode: strides between rows and columns of a state must be less than 2**23: make "
+            "it contiguous",
+        )
+    _no_tangents("linear_attention_elu_decode", q, k, v, state, states)
+    _no_gradients(
+        "linear_attention_elu_decode", "but there is no backward pass:", q=q, k=k, v=v, state=state, states=states,
+    )
     scale = 64 ** -0.5 if scale is None else _real("linear_attention_elu_decode", "scale", scale)
-    return _decode_op(q, k, v, state, cu_seqlens, scale)
+    return _decode_op(q, k, v, state, states, cu_seqlens, scale)

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 16ec652e8cd12475
-# body (hash of the text below): 1f0b350e238b54c2
+# body (hash of the text below): b73f90f842385521
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -435,7 +435,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("padding")
-_LIBRARY = _library("kgen_a65f35db4840b026", "padding")
+_LIBRARY = _library("kgen_fad5b192a57431bc", "padding")
 
 
 def _descriptors(tile, *blocks):
@@ -649,7 +649,7 @@ def padding(q, k, v, *, lens, scale=None, return_lse=False):
     if lens.shape != (B,) or lens.device != q.device:
         raise ValueError(f"padding: lens must be [{B}] on {q.device}, got {list(lens.shape)} on {lens.device}")
     if (B - 1) * lens.stride(-1) >= 2**31:
-        raise ValueError("padding: a row of lens must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("padding: lens must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("padding", q, k, v)
     scale = 128 ** -0.5 if scale is None else _real("padding", "scale", scale)
     if not 0.0 < scale <= 2.0**127:

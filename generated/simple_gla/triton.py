@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): be93883e0c0022f1
-# body (hash of the text below): faa30ad2c61e26a5
+# inputs (hash of spec and templates): fc8661caf8cdc914
+# body (hash of the text below): df09dc9b47aa28b7
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -110,11 +110,12 @@ def _gates_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _states_kernel(
-    k_ptr, v_ptr, G_ptr, states_ptr, initial_state_ptr, final_state_ptr,
+    k_ptr, v_ptr, G_ptr, states_ptr, ends_ptr, initial_state_ptr, final_state_ptr,
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, BLOCK_V: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Store BLOCK_V columns of the state before each chunk, for one (sequence, head)."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -147,6 +148,8 @@ def _states_kernel(
         new = new * tl.exp2(G_last - G)[:, None]
         state = state * tl.exp2(G_last)
         state = tl.dot(k, new.to(k.dtype), state)
+        if ENDS:
+            tl.store(ends_ptr + chunk * K * V + of_state, state.to(ends_ptr.dtype.element_ty))
     if FINAL:
         final = final_state_ptr + (seq.to(tl.int64) * HV + h) * K * V + of_state
         tl.store(final, state.to(final_state_ptr.dtype.element_ty))
@@ -200,14 +203,15 @@ def _output_kernel(
 
 @triton.jit(do_not_specialize=["T", "NT"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, o_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, states_ptr, o_ptr,
     stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64,
     stride_v_h: tl.int64, stride_g_b: tl.int64, stride_g_h: tl.int64, stride_state_b: tl.int64,
-    stride_state_h: tl.int64,
+    stride_state_h: tl.int64, stride_states_b: tl.int64, stride_states_h: tl.int64,
     T, NT, scale,
     stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
     stride_v_t: tl.constexpr, stride_v_c: tl.constexpr, stride_g_t: tl.constexpr, stride_state_k: tl.constexpr,
-    stride_state_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, BLOCK_V: tl.constexpr,
+    stride_state_v: tl.constexpr, stride_states_t: tl.constexpr, stride_states_k: tl.constexpr,
+    stride_states_v: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, STATES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Step BLOCK_V columns of the state of one (sequence, head) in place, and compute the same columns of o."""
     blocks: tl.constexpr = V // BLOCK_V
@@ -233,6 +237,10 @@ def _decode_kernel(
         state = state * tl.exp2(decay)
         new = v
         state = state + k[:, None] * new[None, :]
+        if STATES:
+            of_token = states_ptr + batch * stride_states_b + token * stride_states_t + h * stride_states_h
+            of_token = of_token + offs_k[:, None] * stride_states_k + offs_v[None, :] * stride_states_v
+            tl.store(of_token, state.to(states_ptr.dtype.element_ty))
         out = tl.sum(state * q[:, None], 0) * scale
         o_row = o_ptr + ((batch * T + token) * HV + h) * V
         tl.store(o_row + offs_v, out.to(o_ptr.dtype.element_ty))
@@ -499,7 +507,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("simple_gla")
-_LIBRARY = _library("kgen_e48c7fb3bd9093fd", "simple_gla")
+_LIBRARY = _library("kgen_cbef7d086d02e3a1", "simple_gla")
 
 
 def _sizes(q, v):
@@ -509,8 +517,11 @@ def _sizes(q, v):
     return B, T, H, v.shape[2], B, NT, B * NT
 
 
-def _chunks(q, k, v, g, initial_state, scale, final):
-    """Launch the kernels up to the states. Return the final state, and tensors that later kernels read."""
+def _chunks(q, k, v, g, initial_state, scale, final, within):
+    """Launch the kernels up to the states.
+
+    Return the final state, states after chunks, and tensors for later kernels.
+    """
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, initial_state)
     arch, initial = _arch(q.device), initial_state is not None
@@ -524,29 +535,31 @@ def _chunks(q, k, v, g, initial_state, scale, final):
     )
     tile = _tile(_STATES_TILES, arch)
     states = q.new_empty((slots, HV, 128, 128))
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     _launch(
         _states_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-        k, v, G, states, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
+        k, v, G, states, ends, initial_state, final_state, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
-        INITIAL=initial, FINAL=final,
+        INITIAL=initial, FINAL=final, ENDS=within,
         **tile,
     )
-    return final_state, G, states
+    return final_state, ends, G, states
 
 
 @_operator(_LIBRARY, "simple_gla")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    within: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
-        o, final_state, G, states = _forward_op(q, k, v, g, initial_state, scale, final)
-        return o.bfloat16(), final_state, G, states.bfloat16()
+        o, final_state, ends, G, states = _forward_op(q, k, v, g, initial_state, scale, final, within)
+        return o.bfloat16(), final_state, ends, G, states.bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, g, initial_state)
     with torch.cuda.device_of(q):
-        final_state, G, states = _chunks(q, k, v, g, initial_state, scale, final)
+        final_state, ends, G, states = _chunks(q, k, v, g, initial_state, scale, final, within)
         o = v.new_empty(v.shape)
         tile = _tile(_OUTPUT_TILES, _arch(q.device))
         _launch(
@@ -556,15 +569,19 @@ def _forward_op(
             stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
             **tile,
         )
-    return o, final_state, G, states
+    return o, final_state, ends, G, states
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor], scale: float, final: bool):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor], scale: float, final: bool,
+    within: bool,
+):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
+    ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     return (
-        v.new_empty(v.shape), final_state, q.new_empty((slots, HV, 64), dtype=torch.float32),
+        v.new_empty(v.shape), final_state, ends, q.new_empty((slots, HV, 64), dtype=torch.float32),
         q.new_empty((slots, HV, 128, 128)),
     )
 
@@ -572,7 +589,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Optional[Tensor
 @_operator(_LIBRARY, "simple_gla_backward")
 def _backward_op(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Tensor,
-    initial_state: Optional[Tensor], G: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], G: Tensor, states: Optional[Tensor], scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         do = do.float()
@@ -654,7 +671,7 @@ def _backward_op(
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
 def _(
     do: Tensor, dfinal_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Tensor,
-    initial_state: Optional[Tensor], G: Tensor, states: Tensor, scale: float,
+    initial_state: Optional[Tensor], G: Tensor, states: Optional[Tensor], scale: float,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial_state is not None else 0, dtype=torch.float32)
@@ -662,10 +679,10 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, g, initial_state, scale, final = inputs
-    _, _, G, states, = output
+    q, k, v, g, initial_state, scale, final, within = inputs
+    _, _, ends, G, states = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(G, states)
+    ctx.mark_non_differentiable(ends, G, states)
     ctx.save_for_backward(q, k, v, g, initial_state, G, states)
     ctx.scale = scale
 
@@ -681,13 +698,13 @@ def _backward(ctx, do, dfinal_state, *_):
         "simple_gla", _backward_op,
         do, dfinal_state, q, k, v, g, initial_state, G, states, scale,
     )
-    return (dq, dk, dv, grad_g, None if initial_state is None else dinitial_state, None, None)
+    return (dq, dk, dv, grad_g, None if initial_state is None else dinitial_state, None, None, None)
 
 
 _register_autograd(_LIBRARY, "simple_gla", _forward_op, _backward, _save_for_backward)
 
 
-def simple_gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False):
+def simple_gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state=False, return_states=False):
     """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
     K is 128, V is 128.
@@ -699,28 +716,33 @@ def simple_gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state
     scale: multiplies q; 1 / sqrt(128) by default.
     initial_state: [B, HV, K, V] float32, the state before each sequence; zeros by default.
     output_final_state: True to return the state after each sequence, too, of the same shape and dtype.
+    return_states: True to return states within sequences, too, float32, without gradients: the state after each
+    64 tokens of a sequence, and after its last token.
+    states: [B, (T + 63) // 64, HV, K, V].
 
-    Returns o [B, T, HV, V], or (o, final_state). Differentiable in q, k, v, g and initial_state.
+    Returns o [B, T, HV, V], or a tuple: o, then final_state and states if requested. Differentiable in q, k, v, g and
+    initial_state.
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError for second-order and forward-mode derivatives.
     """
     _dense("simple_gla", "q k v g initial_state", q, k, v, g, initial_state)
     q, k, v = _cast(torch.bfloat16, q, k, v)
     g, initial_state = _cast(torch.float32, g, initial_state)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("g", g, 3, torch.float32),
-        ("initial_state", initial_state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("g", g, 3, [torch.float32]),
+        ("initial_state", initial_state, 4, [torch.float32]),
     ):
         if x is None and label == "initial_state":
             continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"simple_gla: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"simple_gla: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"simple_gla: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"simple_gla: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -747,42 +769,54 @@ def simple_gla(q, k, v, *, g, scale=None, initial_state=None, output_final_state
     _no_tangents("simple_gla", q, k, v, g, initial_state)
     scale = 128 ** -0.5 if scale is None else _real("simple_gla", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final_state = _forward_op(q, k, v, g, initial_state, scale, bool(output_final_state))[:2]
+    o, final_state, ends = _forward_op(
+        q, k, v, g, initial_state, scale, bool(output_final_state), bool(return_states),
+    )[:3]
+    if return_states:
+        return (
+            (o, final_state, ends.view(B, _cdiv(T, 64), HV, 128, 128)) if output_final_state
+            else (o, ends.view(B, _cdiv(T, 64), HV, 128, 128))
+        )
     return (o, final_state) if output_final_state else o
 
 
-def _decode_op(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, scale: float) -> Tensor:
+def _decode_op(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, states: Optional[Tensor], scale: float,
+) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v = q.float(), k.float(), v.float()
-        return _decode_op(q, k, v, g, state, scale).bfloat16()
+        return _decode_op(q, k, v, g, state, states, scale).bfloat16()
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     o = v.new_empty(v.shape)
-    layouts, tile = _layouts(q, k, v, g, state), _tile(_DECODE_TILES, _arch(q.device))
+    stepped = states is not None
+    stride_states = states.stride() if stepped else (0,) * 5
+    layouts, tile = _layouts(q, k, v, g, state, states), _tile(_DECODE_TILES, _arch(q.device))
     with torch.cuda.device_of(q):
         _launch(
             _decode_kernel, N * HV * (128 // tile["BLOCK_V"]), layouts,
-            q, k, v, g, state, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
-            g.stride(0), g.stride(2), state.stride(0), state.stride(1), T, NT, scale, stride_q_t=q.stride(1),
-            stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1),
-            stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_state_k=state.stride(2),
-            stride_state_v=state.stride(3), H=H, HV=HV,
+            q, k, v, g, state, states, o, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
+            g.stride(0), g.stride(2), state.stride(0), state.stride(1), stride_states[0], stride_states[2], T, NT,
+            scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3),
+            stride_v_t=v.stride(1), stride_v_c=v.stride(3), stride_g_t=g.stride(1), stride_state_k=state.stride(2),
+            stride_state_v=state.stride(3), stride_states_t=stride_states[1], stride_states_k=stride_states[3],
+            stride_states_v=stride_states[4], H=H, HV=HV, STATES=stepped,
             **tile,
         )
     return o
 
 
-# An operator that writes to one of its arguments, which `_operator` does not make.
-_LIBRARY.define("simple_gla_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state",)))
+# An operator that writes to its arguments, which `_operator` does not make.
+_LIBRARY.define("simple_gla_decode" + torch.library.infer_schema(_decode_op, mutates_args=("state", "states")))
 _LIBRARY.impl("simple_gla_decode", _decode_op, "CompositeExplicitAutograd")
 _decode_op = getattr(getattr(torch.ops, _LIBRARY.ns), "simple_gla_decode").default
 
 
 @torch.library.register_fake(_decode_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, scale: float):
+def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, states: Optional[Tensor], scale: float):
     return v.new_empty(v.shape)
 
 
-def simple_gla_decode(q, k, v, state, *, g, scale=None):
+def simple_gla_decode(q, k, v, state, *, g, scale=None, states=None):
     """Step the state of each sequence in place, one token after the other.
 
     K is 128, V is 128.
@@ -791,6 +825,8 @@ def simple_gla_decode(q, k, v, state, *, g, scale=None):
     v: [B, T, HV, V] bfloat16.
     Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     state: [B, HV, K, V] float32, any strides, the state of each sequence, updated in place.
+    states: [B, T, HV, K, V] float32 or bfloat16, any strides; None by default. Receives the state after each token:
+    if n tokens are accepted, the state of sequence i is states[i, n - 1]. It must not overlap `state`.
     g: [B, T, HV] float32, used by decay.
     scale: multiplies q; 1 / sqrt(128) by default.
 
@@ -798,21 +834,25 @@ def simple_gla_decode(q, k, v, state, *, g, scale=None):
     Raises ValueError or TypeError for arguments that do not fit,
     Raises RuntimeError if a gradient is required: there is no backward pass.
     """
-    _dense("simple_gla_decode", "q k v g state", q, k, v, g, state)
+    _dense("simple_gla_decode", "q k v g state states", q, k, v, g, state, states)
     q, k, v = _cast(torch.bfloat16, q, k, v)
     g, = _cast(torch.float32, g)
-    for label, x, dims, dtype in (
-        ("q", q, 4, torch.bfloat16),
-        ("k", k, 4, torch.bfloat16),
-        ("v", v, 4, torch.bfloat16),
-        ("g", g, 3, torch.float32),
-        ("state", state, 4, torch.float32),
+    for label, x, dims, dtypes in (
+        ("q", q, 4, [torch.bfloat16]),
+        ("k", k, 4, [torch.bfloat16]),
+        ("v", v, 4, [torch.bfloat16]),
+        ("g", g, 3, [torch.float32]),
+        ("state", state, 4, [torch.float32]),
+        ("states", states, 5, [torch.float32, torch.bfloat16]),
     ):
+        if x is None and label == "states":
+            continue
         if not isinstance(x, Tensor) or x.dim() != dims:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"simple_gla_decode: {label} must be a {dims}-d tensor, got {got}")
-        if x.dtype != dtype:
-            raise TypeError(f"simple_gla_decode: {label} must be {dtype}, got {x.dtype}")
+        if x.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise TypeError(f"simple_gla_decode: {label} must be {wanted}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"simple_gla_decode: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), HV = q.shape, v.shape[2]
@@ -828,6 +868,8 @@ def simple_gla_decode(q, k, v, state, *, g, scale=None):
         raise ValueError(f"simple_gla_decode: g must be {list((B, T, HV))}, got {list(g.shape)}")
     if state.shape != (B, HV, 128, 128):
         raise ValueError(f"simple_gla_decode: state must be {list((B, HV, 128, 128))}, got {list(state.shape)}")
+    if states is not None and states.shape != (B, T, HV, 128, 128):
+        raise ValueError(f"simple_gla_decode: states must be {list((B, T, HV, 128, 128))}, got {list(states.shape)}")
     if max(x.stride(1) for x in (q, k, v, g)) >= 2**24:
         raise ValueError(
             "simple_gla_decode: strides between tokens must be less than 2**24: make the tensors contiguous"
@@ -836,7 +878,12 @@ def simple_gla_decode(q, k, v, state, *, g, scale=None):
         raise ValueError(
             "simple_gla_decode: strides between elements of a row must be less than 2**23: make the tensors contiguous",
         )
-    _no_tangents("simple_gla_decode", q, k, v, g, state)
-    _no_gradients("simple_gla_decode", "but there is no backward pass:", q=q, k=k, v=v, g=g, state=state)
+    if max(max(x.stride()[-2:]) for x in (state, states) if x is not None) >= 2**23:
+        raise ValueError(
+            "simple_gla_decode: strides between rows and columns of a state must be less than 2**23: make it "
+            "contiguous",
+        )
+    _no_tangents("simple_gla_decode", q, k, v, g, state, states)
+    _no_gradients("simple_gla_decode", "but there is no backward pass:", q=q, k=k, v=v, g=g, state=state, states=states)
     scale = 128 ** -0.5 if scale is None else _real("simple_gla_decode", "scale", scale)
-    return _decode_op(q, k, v, g, state, scale)
+    return _decode_op(q, k, v, g, state, states, scale)

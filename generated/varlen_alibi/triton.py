@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): b43e749402b8a19d
-# body (hash of the text below): d2cc4df97aab1a1f
+# body (hash of the text below): b83598bbdd2ba355
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -500,7 +500,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_alibi")
-_LIBRARY = _library("kgen_1dbb94323b8a92e8", "varlen_alibi")
+_LIBRARY = _library("kgen_ad861d0e9bfa6c48", "varlen_alibi")
 
 
 def _by_ends(x):
@@ -753,7 +753,7 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
             f"varlen_alibi: slopes must be [{HQ}] on {q.device}, got {list(slopes.shape)} on {slopes.device}",
         )
     if (HQ - 1) * slopes.stride(-1) >= 2**31:
-        raise ValueError("varlen_alibi: a row of slopes must span fewer than 2**31 elements: make it contiguous")
+        raise ValueError("varlen_alibi: slopes must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("varlen_alibi", q, k, v, slopes)
     scale = 64 ** -0.5 if scale is None else _real("varlen_alibi", "scale", scale)
     if not 0.0 < scale <= 2.0**127:

@@ -27,6 +27,8 @@ from kgen.build.files import (
     spelled,
 )
 from kgen.build.native import FOLDER, native_of, write_native
+from kgen.build.operators import FOLDER as OPERATORS
+from kgen.build.operators import RUNTIME, STEM, compiled_operators, modules_of, write_operators
 from kgen.build.replacing import put, require_replaceable, unfinished
 from kgen.build.runtime.folder import SOURCES
 from kgen.build.variants import choosers, require_choosers_replaceable, write_choosers
@@ -57,8 +59,6 @@ SIZES: Mapping[str, Sequence[int]] = {
 `gqa`: query heads per KV head. `batch`: sequences that decode together, rounded up to a power of
 two. `width`: width of a norm. `heads`: heads of a norm, or heads of q and k of chunk output.
 """
-RUNTIME = "_runtime"
-"""The folder of a package that holds copies of modules of `kgen.build.runtime`."""
 SETTINGS = ("TRITON_", "MLIR_", "LLVM_", "NVPTX_", "DISABLE_", "ENABLE_", "PTXAS_", "CUTE_DSL_")
 """Prefixes of environment variables that change the machine code. They are unset: equal inputs give
 equal bytes.
@@ -94,6 +94,8 @@ class BuildOptions:
     """The targets to build; None for all whose tools are installed."""
     c: bool = False
     """True to write calls from C, too."""
+    torch: bool = False
+    """True to write operators in C++, and the calls from C that they need."""
     force: bool = False
     """True to replace edited files, and files that `kgen build` did not write."""
     jobs: int = 1
@@ -134,12 +136,7 @@ def build_specs(
     """
     options = replace(options, archs=spelled(options.archs))
     specs = _specs_with_files(loaded, generated, options, hear)
-    chips = [capability(arch) for arch in options.archs]
-    natives = {
-        one.folder: native_of(one, options.sizes, chips)
-        for one, files in specs
-        if options.c and _for_c(one, files)
-    }
+    natives = {one.folder: _native(one, files, options, hear) for one, files in specs}
     for file, why in _left_out(specs, options.archs):
         hear(LeftOut(file, why))
     names = [one.folder for one, _ in specs]
@@ -151,7 +148,8 @@ def build_specs(
         for one, files in specs:
             rows = [row for arch in options.archs for row in found.get((one.folder, arch), [])]
             if not any(row["error"] for row in rows):
-                _write(one, files, rows, options, folders[one.folder], natives.get(one.folder))
+                folder, native = folders[one.folder], natives[one.folder]
+                _write(one, files, rows, options, folder, native, hear)
                 put(folders[one.folder], out / one.folder)
     write_choosers(beside)
     return [_summary(folder, arch, rows) for (folder, arch), rows in found.items()]
@@ -248,12 +246,36 @@ def _left_out(
                 yield file, f"for {arch}: its kernels run on {file.arch} only"
 
 
-def _for_c(loaded: Any, files: Sequence[Emitted]) -> bool:
-    """Return True, or raise `KgenError` without Triton kernels: C launches no others."""
-    if any(file.target == "triton" for file in files):
-        return True
-    message, hint = f"`--c` needs Triton kernels, and `{loaded.spec.name}` has none", "remove `--c`"
-    raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint=hint))
+def _native(
+    loaded: Any, files: Sequence[Emitted], options: BuildOptions, hear: Listener
+) -> Native | None:
+    """Return the calls from C of a spec, if the package has them.
+
+    With `--c`, raise `KgenError` if C cannot launch its kernels. Without it, operators in Python
+    remain.
+    """
+    chips = [capability(arch) for arch in options.archs]
+    file = next((file for file in files if file.target == "triton"), None)
+    if options.c and file is None:
+        message = f"`--c` needs Triton kernels, and `{loaded.spec.name}` has none"
+        raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint="remove `--c`"))
+    if file is None or not (options.c or options.torch):
+        return None
+    try:
+        native = native_of(loaded, options.sizes, chips)
+    except KgenError as error:
+        if options.c:
+            raise
+        hear(_in_python(file, error.diagnostics[0].message))
+        return None
+    if options.torch and native.operators is None:
+        hear(_in_python(file, native.why_in_python))
+        return native if options.c else None
+    return native if options.torch else replace(native, operators=None)
+
+
+def _in_python(file: Emitted, why: str) -> LeftOut:
+    return LeftOut(file, f"as operators in C++: {why}")
 
 
 def _compiled(
@@ -288,6 +310,7 @@ def _write(
     options: BuildOptions,
     folder: Path,
     native: Native | None,
+    hear: Listener,
 ) -> None:
     archs = [arch for arch in options.archs if any(is_for(loaded, file, arch) for file in files)]
     emitted = list(dict.fromkeys(part for file in files for part in parts(file.path)))
@@ -298,7 +321,8 @@ def _write(
     for path in runtime(files):
         shutil.copy(path, folder / RUNTIME / path.name)
     for file in files:
-        (folder / file.path.name).write_text(_launcher(loaded, file), encoding="utf-8")
+        for name, text in _modules(loaded, file, native).items():
+            (folder / name).write_text(text, encoding="utf-8")
     (folder / "__init__.py").write_text(_init(loaded, files), encoding="utf-8")
     kernels = sorted(
         ({k: v for k, v in row.items() if k != "error"} for row in rows), key=json.dumps
@@ -307,9 +331,13 @@ def _write(
         write_native(
             loaded, native, [row for row in kernels if row["target"] == "triton"], folder, folder
         )
+    if native is not None and native.operators is not None:
+        write_operators(native, folder / SOURCES / f"{STEM}.py", folder)
+        if why := compiled_operators(folder, options.timeout):
+            hear(_in_python(next(file for file in files if file.stem == STEM), why))
     written = [
         path
-        for place in ("*.py", *(f"{name}/*" for name in (RUNTIME, SOURCES, FOLDER)))
+        for place in ("*.py", *(f"{name}/*" for name in (RUNTIME, SOURCES, FOLDER, OPERATORS)))
         for path in folder.glob(place)
     ]
     own = {chip.file: chip.arch for chip in chips()}
@@ -338,15 +366,18 @@ def _init(loaded: Any, files: Sequence[Emitted]) -> str:
     )
 
 
-def _launcher(loaded: Any, file: Emitted) -> str:
-    """Return the text of the module that replaces an emitted file."""
+def _modules(loaded: Any, file: Emitted, native: Native | None) -> dict[str, str]:
+    """Return the texts of the modules that replace an emitted file, by file."""
     (offers,) = (s.offers for s in sources(loaded, file.target) if s.filename == file.path.name)
     names = (problem_of(loaded, file.target).name, *offers)
+    if native is not None and native.operators is not None and file.stem == STEM:
+        return modules_of(native, names)
     exports = "\n".join(f"{one} = _launcher.{one}" for one in names)
     quoted = ", ".join(f'"{one}"' for one in names)
-    return _LAUNCHER.format(
+    text = _LAUNCHER.format(
         stem=file.stem, runtime=RUNTIME, target=file.target, exports=exports, quoted=quoted
     )
+    return {file.path.name: text}
 
 
 def _summary(folder: str, arch: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -47,11 +47,17 @@ def _in_its_place(out: Path, name: str, force: bool) -> Diagnostic | None:
             path.is_file()
             and "__pycache__" not in path.parts
             and path.relative_to(place).as_posix() not in made
+            and not _is_compiled(path.relative_to(place))
         ):
             return Diagnostic(
                 "not-a-package", "`kgen build` did not write this file", str(path), hint=others
             )
     return None
+
+
+def _is_compiled(path: Path) -> bool:
+    """True for operators that a user compiled with the package's own command."""
+    return path.match("operators/torch-*.so")
 
 
 @contextmanager

@@ -9,6 +9,18 @@ from typing import Any
 
 from kgen.build.files import compilers, files_of, hashes, of_another_spec, runtimes, sha256, spelled
 from kgen.build.native import FOLDER, native_of, write_native
+from kgen.build.operators import (
+    FOLDER as OPERATORS,
+)
+from kgen.build.operators import (
+    RUNTIME,
+    RUNTIME_MODULE,
+    SOURCE,
+    STEM,
+    compiled_name,
+    write_operators,
+)
+from kgen.build.runtime.folder import SOURCES
 from kgen.build.variants import stale_choosers
 from kgen.diagnostics import KgenError
 from kgen.verify.compiling import ARCHS, capability
@@ -24,14 +36,15 @@ def stale(
     sizes: Mapping[str, Sequence[int]] | None = None,
     targets: Collection[str] | None = None,
     c: bool = False,
+    torch: bool = False,
 ) -> list[str]:
     """Return what is wrong with the packages of specs, each as `FOLDER: reason`.
 
     A package may be missing. It may differ from the rendered files or the installed tools. It may
-    lack one of these architectures, sizes and targets, or calls from C. Raises `KgenError` for an
-    unknown architecture, and for a spec that is not rendered.
+    lack one of these architectures, sizes and targets, calls from C, or operators in C++. Raises
+    `KgenError` for an unknown architecture, and for a spec that is not rendered.
     """
-    asked = spelled(archs), sizes or {}, targets, c
+    asked = spelled(archs), sizes or {}, targets, c, torch
     packages = [
         f"{one.folder}: {why}" for one in loaded for why in _of(one, generated, out, *asked)
     ]
@@ -46,6 +59,7 @@ def _of(
     sizes: Mapping[str, Sequence[int]],
     targets: Collection[str] | None,
     c: bool,
+    torch: bool,
 ) -> Iterator[str]:
     if not (out / loaded.folder / MANIFEST).exists():
         yield "not built"
@@ -87,6 +101,8 @@ def _of(
             yield f"built with {tool} {version}, installed is {here.get(tool, 'none')}"
     yield from (f"{name} was edited after the build" for name in changed)
     yield from _lacks(manifest, archs, sizes, targets, c)
+    if torch and (lacks := _lacks_operators(loaded, manifest)):
+        yield lacks
 
 
 def _lacks(
@@ -108,6 +124,23 @@ def _lacks(
         yield "not built with `--c`"
 
 
+def _lacks_operators(loaded: Any, manifest: Mapping[str, Any]) -> str | None:
+    """Return why a package lacks compiled operators in C++ that the spec has, or None."""
+    chips = [capability(arch) for arch in manifest["archs"]]
+    try:
+        has = native_of(loaded, manifest["sizes"], chips).operators is not None
+    except KgenError:
+        return None
+    if not has:
+        return None
+    if f"{OPERATORS}/{SOURCE}" not in manifest["files"]:
+        return "not built with `--torch`"
+    name = compiled_name()
+    if f"{OPERATORS}/{name}" not in manifest["files"]:
+        return f"`{OPERATORS}/{name}` is missing: the operators in C++ were not compiled"
+    return None
+
+
 def _has_c(manifest: Mapping[str, Any]) -> bool:
     return any(name.startswith(f"{FOLDER}/") for name in manifest["files"])
 
@@ -120,14 +153,22 @@ def _native_changed(
     if not _has_c(manifest) or any(row["file"] in changed for row in rows):
         return False
     chips = [capability(arch) for arch in manifest["archs"]]
+    known = {name: digest for name, digest in manifest["files"].items() if _is_native(name)}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            write_native(
-                loaded, native_of(loaded, manifest["sizes"], chips), rows, package, Path(folder)
-            )
+            native = native_of(loaded, manifest["sizes"], chips)
+            write_native(loaded, native, rows, package, Path(folder))
+            if f"{OPERATORS}/{SOURCE}" in known:
+                write_operators(native, package / SOURCES / f"{STEM}.py", Path(folder))
         except (KgenError, ValueError, KeyError):  # the current spec has no calls from C
             return True
-        now = {f"{FOLDER}/{p.name}": sha256(p) for p in Path(folder, FOLDER).iterdir()}
-    return now != {
-        name: digest for name, digest in manifest["files"].items() if name.startswith(f"{FOLDER}/")
-    }
+        found = (p for p in Path(folder).rglob("*") if p.is_file())
+        now = {p.relative_to(folder).as_posix(): sha256(p) for p in found}
+    return now != known
+
+
+def _is_native(name: str) -> bool:
+    """True for a file of a package that `--c` or `--torch` adds, except compiled operators."""
+    if name.startswith(f"{OPERATORS}/"):
+        return not name.endswith(".so")
+    return name.startswith(f"{FOLDER}/") or name == f"{RUNTIME}/{RUNTIME_MODULE.name}"

@@ -41,6 +41,7 @@ def adapt(
             "torch: PyTorch's scaled_dot_product_attention and varlen_attn call the kernels. "
             "flash_attn: a package with functions of flash-attn 2, such as flash_attn_func. "
             "torchtitan: torchtitan models call the kernels. "
+            "vllm, sglang: an attention backend of the serving engine, for specs with `serve`. "
             "fla: a package with functions of flash-linear-attention and mamba-ssm. Repeatable.",
         ),
     ] = ...,  # type: ignore[assignment]

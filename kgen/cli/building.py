@@ -66,6 +66,10 @@ Heads = Annotated[
 WithC = Annotated[
     bool, typer.Option("--c", help="Add a folder `c` with C and C++ launchers of the kernels.")
 ]
+WithTorch = Annotated[
+    bool,
+    typer.Option("--torch", help="Add operators of PyTorch in C++, and the folder `c`."),
+]
 Force = Annotated[
     bool,
     typer.Option("--force", help="Overwrite the output even if `kgen build` did not create it."),
@@ -89,6 +93,7 @@ def build(
     width: Width = None,
     heads: Heads = None,
     c: WithC = False,
+    torch: WithTorch = False,
     target: Targets = None,
     output: Annotated[Path, output_to("built/")] = BUILT,
     check: Annotated[
@@ -118,7 +123,9 @@ def build(
         from kgen.build.stale import stale
 
         return _stale(
-            stale(loaded, generated, output, arch or (), named, target, c), len(loaded), form
+            stale(loaded, generated, output, arch or (), named, target, c, torch),
+            len(loaded),
+            form,
         )
     from kgen.build.package import ARCHS, COLUMNS, SIZES, BuildOptions, build_specs
     from kgen.cli.results import listener
@@ -126,7 +133,7 @@ def build(
 
     # With and without `--as-is`, `build_specs` refuses files of a different version of the spec.
     require_current(loaded, generated, as_is, form, of_the_same_text)
-    options = BuildOptions(arch or ARCHS, {**SIZES} | named, target, c, force, jobs, timeout)
+    options = BuildOptions(arch or ARCHS, {**SIZES} | named, target, c, torch, force, jobs, timeout)
     with terminal.progress_bar() as progress:
         rows = build_specs(loaded, generated, output, options, listener(progress, "not built"))
     return judge(rows, COLUMNS, "built", form)

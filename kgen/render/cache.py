@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -92,16 +91,23 @@ def recalled(kind: str, key: str, generated: Path) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(f".{secrets.token_hex(6)}.tmp")
+    temporary = kept.temporary(path)
     try:
         path.parent.mkdir(exist_ok=True)
         ignore = path.parent / ".gitignore"
-        if not ignore.exists():
+        if not ignore.exists() or not ignore.stat().st_size:  # a killed process may leave it empty
             ignore.write_text("*\n", encoding="utf-8")
+        _sweep(path.parent)
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
+
+
+@cache
+def _sweep(folder: Path) -> None:
+    """Delete temporary files of killed processes, once per process."""
+    kept.sweep(folder)
 
 
 @cache

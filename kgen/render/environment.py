@@ -174,10 +174,46 @@ def _in_place(line: str, macro: bool = False) -> str:
 def texts_of(template: Template) -> dict[str, str]:
     """Return the texts of a template, of templates within it, and of templates that their tags
     name, by name.
+
+    Leave out the blocks of optional fields that no template of the tree has. So a field that is
+    added does not change the hash of files without it.
     """
     env = environment(template_root())
-    found = (template_texts(env, part.template) for part in parts(template))
-    return dict(sorted({name: text for texts in found for name, text in texts.items()}.items()))
+    found: dict[str, str] = {}
+    for part in parts(template):
+        missing = frozenset(name for name in part.optional_fields if not getattr(part, name))
+        for name, text in template_texts(env, part.template).items():
+            own = without_blocks(text, missing)
+            found[name] = max(own, found.get(name, ""), key=len)
+    return dict(sorted(found.items()))
+
+
+@cache
+def without_blocks(text: str, missing: frozenset[str]) -> str:
+    """Return a template without the blocks `{% if NAME %}` of `missing` names.
+
+    A block `{% else %}` of such a name stays, without its tags.
+    """
+    if not missing:
+        return text
+    kept: list[str] = []
+    # For each open `if`: None if it stays, else true while its lines stay.
+    inside: list[bool | None] = []
+    for line in text.split("\n"):
+        tag = line.strip()
+        if tag.startswith("{% if ") and tag.endswith("%}") and "{% endif %}" not in tag:
+            inside.append(False if tag.split()[2] in missing else None)
+            own = inside[-1] is not None
+        else:
+            own = bool(inside) and inside[-1] is not None and tag in ("{% else %}", "{% endif %}")
+            if own and tag == "{% else %}":
+                inside[-1] = True
+            elif tag == "{% endif %}":
+                closed = inside.pop()
+                own = closed is not None
+        if not own and False not in inside:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 @cache

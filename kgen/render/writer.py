@@ -8,7 +8,6 @@ are.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -145,9 +144,11 @@ def hidden(changes: Iterable[Change]) -> list[str]:
 def apply(changes: Iterable[Change], *, force: bool = False) -> None:
     """Write, replace and delete files.
 
-    Without `force`, raise `DriftError` first if an edit would be lost.
+    Without `force`, raise `DriftError` first if an edit would be lost. Also delete the temporary
+    files that a killed process left.
     """
-    changes = [change for change in changes if change.state != "unchanged"]
+    every = list(changes)
+    changes = [change for change in every if change.state != "unchanged"]
     if not force:
         refuse_edited(changes)
     # The manifest goes last: after an interruption, the old one still lists every file.
@@ -160,7 +161,7 @@ def apply(changes: Iterable[Change], *, force: bool = False) -> None:
         try:
             for change in writes:
                 change.path.parent.mkdir(parents=True, exist_ok=True)
-                beside = change.path.with_name(f".{change.path.name}.{secrets.token_hex(6)}.tmp")
+                beside = files.temporary(change.path)
                 temporary.append((beside, change.path))
                 with os_errors(change.path):
                     beside.write_bytes((change.text or "").encode())
@@ -171,10 +172,22 @@ def apply(changes: Iterable[Change], *, force: bool = False) -> None:
                 beside.unlink(missing_ok=True)
         for change in deletes:
             change.path.unlink(missing_ok=True)
+        _sweep(every)
         emptied = {change.path.parent for change in deletes}
         for directory in sorted(emptied, key=lambda path: len(path.parts), reverse=True):
             with suppress(OSError):  # it contains files of the user
                 directory.rmdir()
+
+
+def _sweep(changes: Iterable[Change]) -> None:
+    """Delete temporary files that a killed process left. A folder without a manifest may be of the
+    user, so only those of its files are deleted.
+    """
+    names: dict[Path, set[str]] = {}
+    for change in changes:
+        names.setdefault(change.path.parent, set()).add(change.path.name)
+    for folder, of in names.items():
+        files.sweep(folder, None if MANIFEST in of else of)
 
 
 def drift(changes: Sequence[Change]) -> list[Change]:

@@ -186,6 +186,18 @@ class Program(File):
     tables: tuple[Table, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Operators(File):
+    """The base of the files that define operators of PyTorch in C++. `kgen build` sets the code."""
+
+    function: str
+    """The name of the spec's function, which is also the name of an operator."""
+    places: tuple[tuple[str, str], ...]
+    """Globals of the emitted file that hold operators, with the names of these operators."""
+    code: str = ""
+    """The name of the library of operators in the emitted file."""
+
+
 @dataclass(frozen=True)
 class Native:
     """The C files of a spec, and the names of all launch arguments."""
@@ -198,6 +210,12 @@ class Native:
     tiles: Sequence[Tiles]
     hint: str = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
     """The remedy in the message if no machine code fits a call."""
+    operators: Operators | None = None
+    """The operators in C++. None if only Python has them."""
+    call: Template | None = None
+    """A shorter Python function that calls these operators. None if the emitted function does."""
+    why_in_python: str = "this kernel family has no operators in C++"
+    """The reason why only Python has them."""
 
 
 def in_struct(size: Code, prefix: str) -> str:

@@ -24,6 +24,10 @@ class Template:
     template: ClassVar[str]
     """The path of the template below `templates/`."""
     language: ClassVar[str] = TRITON
+    optional_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields that few specs have. If one is false, its blocks `{% if NAME %}` do not count in
+    the hash of the templates of a file.
+    """
 
     def launch_functions(self) -> Iterable[str]:
         """Return the names of `_launch.py` that the text of the template uses, without templates in

@@ -17,6 +17,8 @@ from kgen.expr.functions import TABLE
 
 HERE = Path(__file__).parent
 PATH = HERE / "seeds.json"
+OF_SPECS = ("words", "attention", "edges", "norm", "chunk_output", "linear_attention")
+"""Modules that draw specs."""
 
 
 def place(device: str) -> Path:
@@ -26,10 +28,7 @@ def place(device: str) -> Path:
 
 def generator() -> str:
     """Return a hash of the code that determines the spec of a seed."""
-    texts = [
-        (HERE / f"{name}.py").read_bytes()
-        for name in ("words", "attention", "edges", "norm", "chunk_output", "drawing")
-    ]
+    texts = [(HERE / f"{name}.py").read_bytes() for name in (*OF_SPECS, "drawing")]
     return hashlib.sha256(b"".join([*texts, " ".join(sorted(TABLE)).encode()])).hexdigest()[:16]
 
 

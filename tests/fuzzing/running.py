@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -186,8 +186,9 @@ def _run(loaded: Loaded, file: str, rng: random.Random, device: str) -> None:
     if device == "cpu":
         interpreter.mend()
     problem = problem_of(loaded)
-    cases = import_module(f"fuzzing.{loaded.spec.kernel}").cases(problem, rng)
-    family = family_of(problem)
+    drawing, family = import_module(f"fuzzing.{loaded.spec.kernel}"), family_of(problem)
+    cases = tuple(drawing.cases(problem, rng))
+    steps = tuple(drawing.steps(problem, rng)) if hasattr(drawing, "steps") else ()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "drawn.py"
         path.write_text(file, encoding="utf-8")
@@ -197,10 +198,15 @@ def _run(loaded: Loaded, file: str, rng: random.Random, device: str) -> None:
                 path, f"kgen_drawn_{rng.random()}".replace(".", "_")
             )
             subject = Subject(problem, "triton", path, module, device)
-            compared = mock.patch.object(compare, "check", _says_nothing(compare.check))
-            with compared, mock.patch.object(family, "cases", return_value=tuple(cases)):
+            with ExitStack() as patched:
+                says_nothing = _says_nothing(compare.check)
+                patched.enter_context(mock.patch.object(compare, "check", says_nothing))
+                patched.enter_context(mock.patch.object(family, "cases", return_value=cases))
+                if steps:
+                    patch = mock.patch.object(family, "decode_cases", return_value=steps)
+                    patched.enter_context(patch)
                 for group in family.groups(problem):
-                    for case in cases:
+                    for case in steps if steps and group == "decode" else cases:
                         wrong = [
                             c.message
                             for c in family.run_case(subject, group, case.name)
@@ -286,7 +292,7 @@ def _candidates(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if key not in needed:
             yield _tidied({k: v for k, v in spec.items() if k != key})
     for key, value in spec.items():
-        if isinstance(value, str) and (key.endswith("_mod") or key == "decay"):
+        if isinstance(value, str) and _is_expression(key):
             for part in _parts(value):
                 yield _tidied({**spec, key: part})
 
@@ -311,6 +317,8 @@ def _parts(text: str) -> Iterator[str]:
 def _tidied(spec: dict[str, Any]) -> dict[str, Any]:
     from fuzzing.attention import without_unused
 
-    return without_unused(
-        dict(spec), [key for key in spec if key.endswith("_mod") or key == "decay"]
-    )
+    return without_unused(dict(spec), [*filter(_is_expression, spec)])
+
+
+def _is_expression(key: str) -> bool:
+    return key.endswith(("_mod", "_map")) or key in ("decay", "beta", "skip")

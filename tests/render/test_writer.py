@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -116,10 +117,46 @@ def test_without_a_readable_manifest_headers_tell_what_is_ours(
 
 def test_what_another_process_is_writing_is_not_pruned(generated: Path) -> None:
     (generated / "a").mkdir(parents=True)
-    halfway = generated / "a/.k.py.0123.tmp"
+    halfway = generated / f"a/.k.py.{os.getpid()}-01234567.tmp"
     halfway.write_text(stamped("x = 1\n"))
     write(generated, output(generated))
     assert halfway.exists()
+
+
+def dead_process() -> int:
+    """Return the number of a process that has ended."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    return ended.pid
+
+
+def test_temporary_files_of_a_killed_process_are_deleted(generated: Path) -> None:
+    write(generated, output(generated))
+    dead, alive = (generated / f"a/.k.py.{n}-01234567.tmp" for n in (dead_process(), os.getpid()))
+    old, foreign = generated / f"a/.old.py.{os.getpid()}-89abcdef.tmp", generated / "a/.mine.1.tmp"
+    for path in (dead, alive, old, foreign):
+        path.write_text("x")
+    os.utime(old, (0, 0))
+    write(generated, output(generated))
+    assert [p.exists() for p in (dead, alive, old, foreign)] == [False, True, False, True]
+
+
+def test_a_folder_with_only_temporary_files_is_deleted(generated: Path) -> None:
+    write(generated, output(generated), output(generated, "b"))
+    (generated / f"b/.k.py.{dead_process()}-01234567.tmp").write_text("x")
+    (generated.parent / "specs/b.yaml").unlink()
+    write(generated, output(generated))
+    assert not (generated / "b").exists()
+
+
+def test_a_single_file_keeps_temporary_files_of_others(tmp_path: Path) -> None:
+    """The folder is the user's."""
+    made = output(tmp_path)
+    own, other = (tmp_path / f".{name}.{dead_process()}-01234567.tmp" for name in ("k.py", "b.py"))
+    for path in (own, other):
+        path.write_text("x")
+    writer.apply(writer.compute_single_changes([made], tmp_path))
+    assert [path.exists() for path in (own, other)] == [False, True]
 
 
 def test_an_edited_file_stops_everything(generated: Path) -> None:

@@ -35,6 +35,8 @@ FAMILY = Family(
         "torch": Lazy("kgen.kernels.attention.adapt.flash:torch_adapter"),
         "flash_attn": Lazy("kgen.kernels.attention.adapt.flash:flash_attn_adapter"),
         "torchtitan": Lazy("kgen.kernels.attention.adapt.torchtitan:adapter"),
+        "vllm": Lazy("kgen.kernels.attention.adapt.serving:vllm_adapter"),
+        "sglang": Lazy("kgen.kernels.attention.adapt.serving:sglang_adapter"),
     },
     packages={
         "torch": Lazy("kgen.kernels.attention.adapt.flash:torch_package"),

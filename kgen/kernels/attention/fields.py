@@ -103,7 +103,7 @@ def without_defaults(dumped: dict[str, Any]) -> dict[str, Any]:
 
     So hashes of specs stay the same when a field is added.
     """
-    added = {"block_mask": "auto", "backward_in_parts": False}
+    added = {"block_mask": "auto", "backward_in_parts": False, "row_max": False}
     for field, default in (added | {"kv_dtype": None, "deterministic": None}).items():
         if dumped.get(field) == default:
             del dumped[field]

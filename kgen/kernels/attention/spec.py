@@ -242,6 +242,8 @@ class AttentionSpec(SpecModel):
     """True if each query head has a learned logit, the argument `sinks` [HQ].
 
     It joins the sum of the softmax and has no value."""
+    row_max: bool = False
+    """True if calls can return the largest score of each row, with `return_max`."""
     fast_math: bool = False
     """True to allow cheaper approximations of functions such as tanh."""
     passes: Annotated[
@@ -320,21 +322,19 @@ class AttentionSpec(SpecModel):
                 message = f"delta on the target `cuda` does not support `{field}` yet"
                 hint = "remove the target: the Triton file computes its delta itself"
                 raise problem("unsupported-pass", message, hint, at=("targets", "cuda"), key=True)
-        arguments = ["cu_seqlens_q", "cu_seqlens_k"] if self.varlen else []
-        if self.sinks:
-            arguments.append("sinks")
-        if self.per_batch:
-            arguments.append(KV_LENS)
-        if self.paged_kv is not None:
-            arguments.append("block_table")
-        if "serve" in self.passes:
-            arguments += SERVE_ARGUMENTS
+        arguments = {
+            *(("cu_seqlens_q", "cu_seqlens_k") if self.varlen else ()),
+            *(("sinks",) if self.sinks else ()),
+            *(("return_max", "row_max") if self.row_max else ()),
+            *((KV_LENS,) if self.per_batch else ()),
+            *(("block_table",) if self.paged_kv is not None else ()),
+            *(SERVE_ARGUMENTS if "serve" in self.passes else ()),
+        }
         for section, names in (("buffers", self.buffers), ("params", self.params)):
-            for name in names:
-                if name in arguments:
-                    message = f"`{name}` is already an argument of the emitted function"
-                    hint = "choose another name"
-                    raise problem("name-taken", message, hint, at=(section, name), key=True)
+            for name in (name for name in names if name in arguments):
+                message = f"`{name}` is already an argument of the emitted function"
+                hint = "choose another name"
+                raise problem("name-taken", message, hint, at=(section, name), key=True)
         taken_names(self.name, {"buffers": self.buffers, "params": self.params})
         return self
 

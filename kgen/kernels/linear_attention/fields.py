@@ -32,8 +32,9 @@ SHAPES = (
 RESERVED = frozenset(
     {
         *(*SIZES, "B", "T", "K", "V", "t", "h", "c", "x", "inf"),
-        *("q", "k", "v", "o", "state", "scale", "initial_state", "final_state"),
-        *("output_final_state", "cu_seqlens", "device", "math", "torch", "triton", "tl"),
+        *("q", "k", "v", "o", "state", "states", "scale"),
+        *("initial_state", "final_state", "output_final_state", "return_states"),
+        *("cu_seqlens", "device", "math", "torch", "triton", "tl"),
     }
 )
 

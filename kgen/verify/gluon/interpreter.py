@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -137,11 +137,27 @@ def installed() -> Iterator[None]:
         modules[name] = ModuleType(name)
         vars(modules[name]).update(contents)
     ours = modules["triton.experimental.gluon"]
-    with (
-        mock.patch.dict(sys.modules, modules),
-        mock.patch("triton.experimental.gluon", ours, create=True),
-    ):
+    with _found(modules), mock.patch("triton.experimental.gluon", ours, create=True):
         yield
+
+
+@contextlib.contextmanager
+def _found(modules: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Make imports find these modules within the context.
+
+    Other modules that are imported within it stay. An emitted file may import files next to it when
+    a call needs them.
+    """
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
 
 
 class _Whole(int):

@@ -183,7 +183,7 @@ def test_saved_tensors_are_stated_in_bytes() -> None:
         spec("rule: delta\nheads: {qk: 16, v: 32}\n")
     )
     again = explained(spec("rule: delta\nsave: recompute\n"))
-    assert "Backward first runs solve, states again" in again
+    assert "Backward first runs equations, inverse, solve, states again" in again
     assert saved(plan_linear_attention(spec("passes: [forward]\n"))) == ()
 
 

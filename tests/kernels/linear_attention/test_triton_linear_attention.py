@@ -29,8 +29,9 @@ STOCK = sorted(
     for path in SPECS.glob("*.yaml")
     if "kernel: linear_attention\n" in path.read_text(encoding="utf-8")
 )
-APART = {"seqs", "cu_seqlens", "initial_state", "final_state", "dfinal_state", "dinitial_state"}
-"""Operands that `kgen explain` does not list: offsets, and states at the ends of sequences."""
+OF_STATES = {"ends", "initial_state", "final_state", "dfinal_state", "dinitial_state"}
+APART = {"seqs", "cu_seqlens", *OF_STATES}
+"""Operands that `kgen explain` does not list: offsets, and states that are arguments or results."""
 
 
 def signatures_of(text: str) -> dict[str, KernelSignature]:

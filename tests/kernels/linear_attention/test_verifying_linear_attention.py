@@ -20,6 +20,7 @@ from kgen.kernels.linear_attention.verify import cases
 from kgen.kernels.linear_attention.verify.checks import (
     continues_from_states,
     keeps_sequences_apart,
+    resumes_from_chunks,
 )
 from kgen.kernels.linear_attention.verify.inputs import Case, Inputs, draw
 from kgen.kernels.linear_attention.verify.problem import Problem, problem_of
@@ -30,6 +31,7 @@ from kgen.kernels.linear_attention.verify.reference import (
     Tokens,
     outputs,
     recurrence,
+    states_within,
 )
 from kgen.spec.load import load
 from kgen.verify.families import Subject
@@ -86,6 +88,7 @@ def kernel(one: Tokens) -> tuple[Tensor, Tensor]:
     for begin in range(0, one.length, C):
         o, state = chunk(one, slice(begin, begin + C), state)
         found.append(o.transpose(0, 1))
+        one.record(min(begin + C, one.length), state)
     return torch.cat(found), state
 
 
@@ -108,14 +111,17 @@ def module(problem: Problem, change: Change = lambda one: one, steps: Any = kern
     def computed(steps: Any, tensors: dict[str, Tensor], more: dict[str, Any]) -> dict[str, Tensor]:
         starts = more.get("cu_seqlens")
         lengths = None if starts is None else starts.diff().tolist()
-        options = Call(lengths, more.get("scale"))
+        options = Call(lengths, more.get("scale"), every=more.get("every"))
 
         def changed(one: Tokens) -> tuple[Tensor, Tensor]:
             other = change(one)
             one.skip = other.skip
             return steps(other)
 
-        return outputs(problem, tensors, options, changed, torch.float32)[0]
+        found, sequences = outputs(problem, tensors, options, changed, torch.float32)
+        if options.every:
+            found["states"] = states_within(problem, sequences, options.every, tensors)
+        return found
 
     def forward(
         q: Tensor,
@@ -124,20 +130,25 @@ def module(problem: Problem, change: Change = lambda one: one, steps: Any = kern
         *,
         scale: float | None = None,
         output_final_state: bool = False,
+        return_states: bool = False,
         cu_seqlens: Tensor | None = None,
         **others: Tensor,
     ) -> Any:
         tensors = {n: x if n == STATE else x.float() for n, x in others.items()}
-        more = {"scale": scale, "cu_seqlens": cu_seqlens}
+        more = {"scale": scale, "cu_seqlens": cu_seqlens, "every": C if return_states else None}
         found = computed(steps, {"q": q, "k": k, "v": v, **tensors}, more)
-        return (found["o"], found["final_state"]) if output_final_state else found["o"]
+        asked = {"final_state": output_final_state, "states": return_states}
+        names = ["o", *(name for name, wanted in asked.items() if wanted)]
+        return tuple(found[n] for n in names) if len(names) > 1 else found["o"]
 
     def decode(q: Tensor, k: Tensor, v: Tensor, state: Tensor, **others: Any) -> Tensor:
-        names = ("scale", "cu_seqlens")
+        names, states = ("scale", "cu_seqlens"), others.pop("states", None)
         tensors = {n: x.float() for n, x in others.items() if n not in names}
         wide = {"q": q.float(), "k": k.float(), "v": v.float(), STATE: state.float(), **tensors}
-        found = computed(recurrence, wide, {n: others.get(n) for n in names})
+        found = computed(recurrence, wide, {"every": 1, **{n: others.get(n) for n in names}})
         state.copy_(found["final_state"])
+        if states is not None:
+            states.copy_(found["states"])
         return found["o"].to(v.dtype)
 
     setattr(made, problem.name, forward)
@@ -160,9 +171,12 @@ def wrong(of: Subject, group: str, names: tuple[str, ...]) -> list[str]:
     return [check.message for check in found if not check.ok]
 
 
-FORWARD = ("one-chunk", "off-chunk", "short", "tail", "hard-gates", "repeated-keys", "guarded")
+FORWARD = (
+    *("one-chunk", "off-chunk", "short", "tail", "kept-states"),
+    *("hard-gates", "repeated-keys", "guarded"),
+)
 BACKWARD = ("one-token", "off-chunk", "hard-gates", "no-gates", "stepped")
-STEPS = ("one-step", "few-steps", "uneven-steps", "hard-steps")
+STEPS = ("one-step", "few-steps", "uneven-steps", "kept-steps", "rounded-steps", "hard-steps")
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "kda", "mamba2", "linear_attention_elu"])
@@ -312,6 +326,14 @@ def test_checks_pass_and_fail() -> None:
     ignoring = subject("gated_delta_rule", times("state", 0.5))
     with pytest.raises(AssertionError, match="differs by"):
         continues_from_states(ignoring)
+    for name in ("linear_attention_elu", "gated_delta_rule"):
+        resumes_from_chunks(subject(name))
+        with pytest.raises(AssertionError, match="o after a chunk has other bits"):
+            resumes_from_chunks(subject(name, times("state", 0.5)))
+        forgetting = subject(name, times("state", 0.5))
+        low = replace(forgetting, problem=replace(forgetting.problem, state_dtype="bf16"))
+        with pytest.raises(AssertionError, match="o after a chunk differs by"):
+            resumes_from_chunks(low)
     mixing = subject("gated_delta_rule")
     function = mixing.function
 
@@ -334,5 +356,52 @@ def test_a_state_beside_the_state_of_a_step_stays() -> None:
         return decode(q, k, v, state, **more)
 
     setattr(of.module, f"{of.problem.name}_decode", writing)
-    with pytest.raises(AssertionError, match="wrote next to the state"):
+    with pytest.raises(AssertionError, match="wrote next to `state`"):
         cases.run_case(of, "decode", "few-steps")
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "linear_attention_elu"])
+@pytest.mark.parametrize("case", ["kept-steps", "rounded-steps"])
+def test_states_of_other_tokens_fail(name: str, case: str) -> None:
+    of = subject(name)
+    decode = getattr(of.module, f"{of.problem.name}_decode")
+
+    def early(*tensors: Tensor, states: Tensor, **more: Any) -> Tensor:
+        o = decode(*tensors, states=states, **more)
+        states[:, 1:] = states[:, :-1].clone()
+        return o
+
+    setattr(
+        of.module,
+        f"{of.problem.name}_decode",
+        lambda q, k, v, state, **m: early(q, k, v, state, **m),
+    )
+    messages = wrong(of, "decode", (case,))
+    assert [message.partition(":")[0] for message in messages] == ["states"]
+
+
+def test_memory_beside_the_states_of_tokens_stays() -> None:
+    of = subject("gated_delta_rule")
+    decode = getattr(of.module, f"{of.problem.name}_decode")
+
+    def writing(q: Tensor, k: Tensor, v: Tensor, state: Tensor, **more: Any) -> Tensor:
+        more["states"].as_strided((1,), (1,), 0).fill_(1.0)
+        return decode(q, k, v, state, **more)
+
+    setattr(of.module, f"{of.problem.name}_decode", writing)
+    with pytest.raises(AssertionError, match="wrote next to `states`"):
+        cases.run_case(of, "decode", "rounded-steps")
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "linear_attention_elu"])
+def test_states_of_other_chunks_fail(name: str) -> None:
+    of = subject(name)
+    right = of.function
+
+    def early(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Any:
+        *others, states = right(q, k, v, **more)
+        return *others, states.roll(1, -4)
+
+    setattr(of.module, of.problem.name, early)
+    messages = wrong(of, "forward", ("kept-states",))
+    assert [message.partition(":")[0] for message in messages] == ["states"]

@@ -187,7 +187,7 @@ def _window(variant: Variant) -> tuple[Window | None, str | None]:
     windows: list[tuple[Window, str | None]] = []
     for position in (FROM_START, *shifted):
         if (found := _bounds(variant, position)) is not None:
-            slopes = _slopes(variant, position, causal=found[1] == 0)
+            slopes = slopes_of(variant, position, causal=found[1] == 0)
             # Without slopes, a full mask is the same from both ends.
             same = found == (None, None) and slopes is None
             from_end = spec.aligned_to_end or position is FROM_END or same
@@ -196,7 +196,7 @@ def _window(variant: Variant) -> tuple[Window | None, str | None]:
     return next(iter((*with_slopes, *windows)), (None, None))
 
 
-def _slopes(variant: Variant, position: Node, *, causal: bool) -> str | None:
+def slopes_of(variant: Variant, position: Node, *, causal: bool) -> str | None:
     """Return the buffer of slopes if the score is that of ALiBi, or None."""
     spec = variant.spec
     shapes: dict[tuple[object, ...], tuple[str, ...]]
@@ -227,7 +227,7 @@ def _bounds(variant: Variant, position: Node) -> tuple[int | None, int | None] |
     """Return the bounds of a mask around `position`, or None for another mask."""
     left = right = None
     for condition in map(variant.with_numbers, variant.conditions):
-        width, before = _width(condition, position), _reach(condition, position)
+        width, before = width_of(condition, position), reach_of(condition, position)
         if width is not None and width > 0 and left is None:
             left = width - 1
         elif before is not None and before >= 0 and right is None:
@@ -237,7 +237,7 @@ def _bounds(variant: Variant, position: Node) -> tuple[int | None, int | None] |
     return left, right
 
 
-def _width(condition: Node, position: Node) -> int | None:
+def width_of(condition: Node, position: Node) -> int | None:
     """Return w of a condition `position - kv_idx < w`, or None."""
     match condition:
         case Call("lt", (_, Const(int(w)))) if condition == _canonical(
@@ -247,9 +247,9 @@ def _width(condition: Node, position: Node) -> int | None:
     return None
 
 
-def _reach(condition: Node, position: Node) -> int | None:
+def reach_of(condition: Node, position: Node) -> int | None:
     """Return w of a condition `kv_idx <= position + w`, or None."""
-    if condition == _only(call("ge", position, KV_IDX)):
+    if condition == only(call("ge", position, KV_IDX)):
         return 0
     match condition:
         case Call("ge", (_, Const(int(w)))) if condition == _canonical(
@@ -260,10 +260,10 @@ def _reach(condition: Node, position: Node) -> int | None:
 
 
 def _canonical(fn: str, left: Node, width: int) -> Node:
-    return _only(call(fn, left, Const(width, Type.INT)))
+    return only(call(fn, left, Const(width, Type.INT)))
 
 
-def _only(condition: Node) -> Node:
+def only(condition: Node) -> Node:
     """Return a condition in canonical form."""
     (found,) = conjuncts(canonical({"mask_mod": condition})["mask_mod"])
     return found

@@ -61,9 +61,11 @@ def create_block_mask(workload: Workload, compiled: bool) -> Callable[[], Any]:
     return lambda: build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(device))
 
 
-def _kgen(workload: Workload, function: Any) -> Attention:
+def _kgen(workload: Workload, function: Any, largest: bool = False) -> Attention:
+    """Return a call of an emitted function. With `largest`, it also computes `row_max`."""
+    run = (lambda *x, **named: function(*x, return_max=True, **named)[0]) if largest else function
     if workload.packing is not None:
-        return _kgen_packed(workload, workload.packing, function)
+        return _kgen_packed(workload, workload.packing, run)
     keywords: dict[str, Any] = {**workload.buffers, **workload.runtime}
     problem, k = workload.problem, workload.k
     if problem.per_batch:
@@ -71,12 +73,12 @@ def _kgen(workload: Workload, function: Any) -> Attention:
     if problem.block_mask:
         keywords["block_mask"] = emitted_block_mask(function, workload)
     if problem.page_size is None:
-        return lambda q, k, v: function(q, k, v, **keywords)
+        return lambda q, k, v: run(q, k, v, **keywords)
     lens = keywords["kv_lens"].cpu()
     pages_k, table = paged(workload.k, lens, problem.page_size)
     pages_v, _ = paged(workload.v, lens, problem.page_size)
     keywords["block_table"] = table.to(k.device)
-    return lambda q, k, v: function(q, pages_k, pages_v, **keywords)
+    return lambda q, k, v: run(q, pages_k, pages_v, **keywords)
 
 
 def _packed(x: Tensor) -> Tensor:
@@ -217,6 +219,13 @@ def _for_every_chip(workload: Workload, functions: Mapping[str, Any]) -> Attenti
     return _kgen(workload, getattr(module, name))
 
 
+def _with_row_max(workload: Workload, functions: Mapping[str, Any]) -> Attention:
+    """The first emitted function, with `return_max=True`."""
+    if not workload.problem.row_max:
+        raise DoesNotApply
+    return _kgen(workload, next(iter(functions.values())), largest=True)
+
+
 def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Attention:
     """Return a peer by name; `functions` are the emitted ones. Raise `DoesNotApply` if it cannot
     compute the spec."""
@@ -224,6 +233,7 @@ def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Atte
         return _kgen(workload, functions[name])
     made: dict[str, Callable[[], Attention]] = {
         "kgen-triton": lambda: _for_every_chip(workload, functions),
+        "kgen-max": lambda: _with_row_max(workload, functions),
         "flex": lambda: _flex(workload),
         "flex-autotune": lambda: _flex(workload, mode="max-autotune-no-cudagraphs"),
         "flex-flash": lambda: _flex(workload, {"BACKEND": "FLASH"}),

@@ -7,8 +7,17 @@ from dataclasses import dataclass
 
 from kgen.diagnostics import Diagnostic, KgenError
 
-PEERS = ("kgen-triton", "flex", "flex-autotune", "flex-flash", "sdpa", "varlen", "eager")
-DEFAULT_PEERS = ("kgen-triton", "flex", "sdpa", "varlen")
+PEERS = (
+    "kgen-triton",
+    "kgen-max",
+    "flex",
+    "flex-autotune",
+    "flex-flash",
+    "sdpa",
+    "varlen",
+    "eager",
+)
+DEFAULT_PEERS = ("kgen-triton", "kgen-max", "flex", "sdpa", "varlen")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param
 from kgen.kernels.attention.lowered.recomputed import PairKernel, Recomputed
+from kgen.kernels.attention.lowered.row_max import MAX
 
 _QUERIES_AND_KEYS = ("q", "k", "v")
 SINKS = (Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()"))
@@ -26,6 +27,7 @@ def forward_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
         *_descriptors(kernel),
         Param("o_ptr", "out"),
         *_pointers("lse"),
+        *row_max_of(lowering),
     ]
     tensors += SINKS if lowering.spec.sinks else ()
     return _params(lowering, [*tensors, *kernel.ranges.lists], {"o": "out"})
@@ -81,7 +83,10 @@ def decode_params(
     tensors = [
         *_pointers(*_QUERIES_AND_KEYS),
         Param("o_ptr", "out"),
-        *_pointers("lse", "part", "part_lse"),
+        *_pointers("lse"),
+        *row_max_of(lowering),
+        *_pointers("part", "part_lse"),
+        *_part_max_of(lowering),
     ]
     found = _params(lowering, tensors, {"o": "out"})
     of_q, *_, of_out = found.strides
@@ -90,11 +95,22 @@ def decode_params(
 
 def combine_params(lowering: Lowering, used: Collection[str]) -> KernelParams:
     """Return the parameters of the kernel that merges splits. Omit sizes that are not `used`."""
-    tensors = [*_pointers("part", "part_lse"), Param("o_ptr", "out"), *_pointers("lse")]
+    parts = [*_pointers("part", "part_lse"), *_part_max_of(lowering)]
+    tensors = [*parts, Param("o_ptr", "out"), *_pointers("lse"), *row_max_of(lowering)]
     problem = [
         p for of in _by_argument(_problem(lowering)) if any(p.name in used for p in of) for p in of
     ]
     return KernelParams(tuple(tensors), _strides(lowering, {"o": "out"}), tuple(problem))
+
+
+def row_max_of(lowering: Lowering) -> list[Param]:
+    """Return the parameter for the largest score of each row, if calls can return it."""
+    return [MAX] if lowering.spec.row_max else []
+
+
+def _part_max_of(lowering: Lowering) -> list[Param]:
+    """Return the parameter for the largest score of each row in each split."""
+    return _pointers("part_max") if lowering.spec.row_max else []
 
 
 def _by_argument(params: Iterable[Param]) -> list[list[Param]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kgen.family import Chip
 from kgen.kernels.attention.schedules import CHIPS
-from kgen.kernels.attention.verify import serving
+from kgen.kernels.attention.verify import row_max, serving
 from kgen.kernels.attention.verify.block_mask import BLOCK_MASKS
 from kgen.kernels.attention.verify.case import Case
 from kgen.kernels.attention.verify.checks import keeps_to_its_tensors, reaches_far, refuses_misuse
@@ -84,10 +84,13 @@ def _run_served(subject: Subject, name: str) -> list[compare.Check]:
     names = vars(subject.module)
     with serving.processors(names, batch):
         run, broken = compare.careful(
-            lambda: serving.results(serving.call(names, problem, served), served),
+            lambda: {
+                **serving.results(serving.call(names, problem, served), served),
+                **row_max.served(names, problem, served),
+            },
             serving.tensors(served),
             device,
-            fixed={"out", "lse"}.__contains__,
+            fixed={"out", "lse", *row_max.NAMES}.__contains__,
         )
     return [*_compare(plain, run, truth, rounded, False), *broken]
 
@@ -119,7 +122,7 @@ def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
 
     # Gradients of buffers may be sums of atomics. All others have one order of summation, except dq
     # of the kernel for all three gradients without deterministic algorithms.
-    fixed = {"out", "lse", "dq", "dk", "dv"}
+    fixed = {"out", "lse", *row_max.NAMES, "dq", "dk", "dv"}
     if not (wanted and _may_sum_dq_by_atomics(subject, inputs)):
         return verdicts(fixed)
     # Here that kernel runs for any number of keys.
@@ -267,11 +270,14 @@ def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> 
 
     Return its outputs, or the output and gradients (`dq`, ...) if some are wanted.
     """
-    asks_lse = inputs.dlse is not None
-    result = call(subject.function, inputs, **({"return_lse": True} if asks_lse else {}))
-    out, lse = result if asks_lse else (result, None)
+    problem, asks_lse = subject.problem, inputs.dlse is not None
+    asked: dict[str, Any] = {"return_lse": True} if asks_lse else {}
+    asked |= {"return_max": True} if problem.row_max and asks_lse and wanted else {}
+    result = call(subject.function, inputs, **asked)
+    out, lse, *_ = result if asks_lse else (result, None)
     if not wanted:
-        return {"out": out} if lse is None else {"out": out, "lse": lse}
+        found = {"out": out} if lse is None else {"out": out, "lse": lse}
+        return found | row_max.results(problem, subject.function, inputs)
     pairs = [(out, inputs.dout)] if inputs.case.dout != "none" else []
     pairs += [(lse, inputs.dlse)] if lse is not None else []
     outputs, cotangents = ([pair[i] for pair in pairs] for i in (0, 1))
@@ -306,6 +312,7 @@ def _compare(
     finite = truth.lse.nan_to_num(0.0, 0.0, 0.0).abs()
     reach = float(finite.max()) if finite.numel() and not exact else 0.0
     allowed = compare.tolerance(problem.dtype, problem.precision, problem.fast_math, reach)
+    of_logs = compare.of_log_sums(allowed, problem.fast_math, reach)
     dtype = DTYPES[problem.dtype]
     dead, unseen = truth.dead, ~truth.seen
     buffers = {b.name for b in problem.buffers}
@@ -320,12 +327,13 @@ def _compare(
             # One entry is one row.
             values = value[..., None], truth.lse[..., None], yardstick.lse[..., None]
             natural = torch.ones_like(truth.lse)
-            limit = compare.of_log_sums(allowed, problem.fast_math, reach)
             found.append(
                 compare.check(
-                    name, *values, limit, compare.Traits(natural=natural, dtype=torch.float32)
+                    name, *values, of_logs, compare.Traits(natural=natural, dtype=torch.float32)
                 )
             )
+        elif name in row_max.NAMES:
+            found.append(row_max.verdict(name, value, truth, yardstick, of_logs))
         else:
             source = name[1:]
             empty = {"q": dead, "k": unseen, "v": unseen}.get(source)
@@ -437,6 +445,8 @@ def _compile(problem: Problem, case: Case, dtype: torch.dtype | None, function: 
     with torch.no_grad():
         call(function, inputs)
     call(function, inputs, return_lse=True)
+    if problem.row_max:
+        call(function, inputs, return_max=True)
     if "backward" in problem.passes:
         wanted = list(differentiable(problem, inputs).values())
         names = function.__globals__

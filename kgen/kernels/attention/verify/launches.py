@@ -124,6 +124,7 @@ def _serve_laid_out(subject: Subject) -> None:
         q, pages = served.inputs.q, (served.k_pages, served.v_pages)
         tensors = dict(zip(("q", "k_pages", "v_pages"), (q, *pages), strict=True))
         tensors |= {"block_table": served.block_table, "out": served.out, "lse": served.lse}
+        tensors |= {"row_max": served.lse.clone()} if problem.row_max else {}
         right = {**tensors, **serving.keywords(served)}
         scales = {n: x for n, x in served.scales.items() if isinstance(x, Tensor) and x.dim() == 3}
         tensors |= scales
@@ -154,7 +155,9 @@ def _call(inputs: Inputs, subject: Subject, moved: int | None = None) -> None:
     Saved-tensor hooks return the tensor `moved` at another address.
     """
     inputs = replace(inputs, **{name: getattr(inputs, name).detach() for name in ("q", "k", "v")})
-    asked: Mapping[str, Any] = {} if inputs.dlse is None else {"return_lse": True}
+    asked: dict[str, Any] = {} if inputs.dlse is None else {"return_lse": True}
+    if asked and subject.problem.row_max:
+        asked["return_max"] = True
     if subject.backward:
         wanted = [*differentiable(subject.problem, inputs).values()]
         count = itertools.count()
@@ -165,7 +168,7 @@ def _call(inputs: Inputs, subject: Subject, moved: int | None = None) -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(lambda x: (next(count), x), unpacked):
             found = call(subject.function, inputs, **asked)
-            outputs = found if asked else (found,)
+            outputs = found[:2] if asked else (found,)
             cotangents = (inputs.dout, inputs.dlse)[: len(outputs)]
             torch.autograd.grad(outputs, wanted, cotangents, materialize_grads=True)
         assert next(count) <= SAVED, "more is saved than is handed over from another place"

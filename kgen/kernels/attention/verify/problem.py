@@ -71,6 +71,8 @@ class Problem:
     varlen: bool = False
     sinks: bool = False
     """True if one of the `buffers` is `sinks` [HQ], which no expression reads."""
+    row_max: bool = False
+    """True if calls can return the largest score of each row."""
     score_mod: Node | None = None
     mask_mod: Node | None = None
     aligned_to_end: bool = False
@@ -190,6 +192,7 @@ def problem_of(loaded: Any) -> Problem:
         fast_math=bool(getattr(spec, "fast_math", False)),
         varlen=spec.varlen,
         sinks=spec.sinks,
+        row_max=spec.row_max,
         score_mod=loaded.trees.get("score_mod"),
         mask_mod=loaded.trees.get("mask_mod"),
         aligned_to_end=spec.aligned_to_end,

@@ -28,6 +28,7 @@ class Result:
 
     `out` [B, HQ, SQ, DV].
     `lse` [B, HQ, SQ], natural log; -inf for rows without keys and sinks.
+    `row_max` [B, HQ, SQ], the largest score of a row after both modifications; -inf without keys.
     `dead` [B, HQ, SQ], true for rows without keys.
     `seen` [B, HKV, SK], true for keys that any query of the group sees.
     `grads` by name (`q`, `k`, `v` and buffers).
@@ -39,6 +40,7 @@ class Result:
 
     out: Tensor
     lse: Tensor
+    row_max: Tensor
     dead: Tensor
     seen: Tensor
     grads: dict[str, Tensor] = field(default_factory=dict)
@@ -221,6 +223,7 @@ class _Slices:
         result = Result(
             out=torch.zeros(*q.shape[:-1], v.shape[-1], dtype=self.arithmetic.store, **on),
             lse=torch.full(rows, -torch.inf, dtype=self.arithmetic.real, **on),
+            row_max=torch.full(rows, -torch.inf, dtype=self.arithmetic.real, **on),
             dead=torch.ones(q.shape[:-1], dtype=torch.bool, **on),
             seen=torch.zeros(k.shape[:-1], dtype=torch.bool, **on),
         )
@@ -276,6 +279,8 @@ class _Slices:
         mods = (call.score_mod, call.mask_mod)
         modded = _modified(scores, mods, self.env, arithmetic.real, first, length)
         visible = modded.detach() > -torch.inf
+        if sk:
+            self.result.row_max[row] = modded.detach().amax(1)
         if call.sinks is not None:
             # One more column, whose row of V is zero.
             sink = self.env["sinks"][h].to(arithmetic.real).expand(sq, 1)

@@ -39,7 +39,7 @@ def keep_bits(subject: Subject, schedules: int = 3, requests: Batch = REQUESTS) 
     alone = _run(subject, served, ([(r, 0, new)] for r, (new, _) in enumerate(batch.lengths)))
     for seed in range(schedules):
         found = _run(subject, served, _schedule(batch, seed))
-        for name, one, other in zip(("out", "lse"), found, alone, strict=True):
+        for name, one, other in zip(("out", "lse", "row_max"), found, alone, strict=False):
             same = compare.same_bits(one, other)
             assert same, f"{name} of schedule {seed} differs from each request alone"
 
@@ -61,15 +61,21 @@ def _schedule(batch: Batch, seed: int) -> Iterator[list[Part]]:
         yield step
 
 
-def _run(subject: Subject, served: Served, steps: Any) -> tuple[Tensor, Tensor]:
+def _run(subject: Subject, served: Served, steps: Any) -> list[Tensor]:
     """Return the outputs of all new tokens after all steps."""
-    out, lse = torch.empty_like(served.out), torch.empty_like(served.lse)
+    count = 2 if subject.problem.row_max else 1
+    out, of_rows = (
+        torch.empty_like(served.out),
+        [torch.empty_like(served.lse) for _ in range(count)],
+    )
     starts = served.inputs.cu_seqlens[0].tolist()
     for step in steps:
         rows = [range(starts[r] + first, starts[r] + end) for r, first, end in step]
         at = torch.tensor([row for part in rows for row in part], device=out.device)
-        out[at], lse[:, at] = _called(subject, served, step, at)
-    return out, lse
+        out[at], *found = _called(subject, served, step, at)
+        for x, part in zip(of_rows, found, strict=True):
+            x[:, at] = part
+    return [out, *of_rows]
 
 
 def _called(subject: Subject, served: Served, step: list[Part], at: Tensor) -> tuple[Tensor, ...]:
@@ -87,7 +93,8 @@ def _called(subject: Subject, served: Served, step: list[Part], at: Tensor) -> t
         block_table=served.block_table[own],
         seq_lens=torch.tensor(keys, dtype=torch.int32, device=at.device),
     )
-    found: tuple[Tensor, ...] = serving.call(vars(subject.module), problem, part)
+    asked = {"return_max": True} if problem.row_max else {}
+    found: tuple[Tensor, ...] = serving.call(vars(subject.module), problem, part, **asked)
     return found
 
 

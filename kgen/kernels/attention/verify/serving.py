@@ -131,6 +131,7 @@ class Served:
             result,
             out=result.out[: self.new],
             lse=result.lse[:, : self.new],
+            row_max=result.row_max[:, : self.new],
             dead=result.dead[: self.new],
         )
 
@@ -399,6 +400,8 @@ def compile_batch(problem: Problem, batch: Batch, function: Any) -> None:
     served, names = drawn(problem, batch, "cpu"), function.__globals__
     call(names, problem, served)
     call(names, problem, replace(served, batch=replace(batch, given=False)), return_lse=False)
+    if problem.row_max:
+        call(names, problem, served, return_max=True)
     append(names, problem, served)
 
 

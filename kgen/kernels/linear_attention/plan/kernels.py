@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kgen.kernels.linear_attention.plan.planning import ELEMENT_SIZE, LinearAttentionPlan
 
-RECOMPUTED = ("gates", "q_map", "k_map", "pairs", "solve", "states")
+RECOMPUTED = ("gates", "q_map", "k_map", "pairs", "equations", "inverse", "solve", "states")
 """The kernels that backward runs again if forward saves nothing."""
 
 
@@ -125,7 +125,7 @@ class _Kernels:
     def forward(self) -> Iterator[_Listed]:
         """Yield the kernels of the forward pass."""
         c, k, v, column = self.c, self.k, self.v, self.plan.by_column
-        pairs, equations = (["P"], ["A"]) if column else ([], [])
+        pairs = ["P"] if column else []
         if self.decays or self.betas:
             yield "gates", self.read_by("decay", "beta"), [*self.decays, *self.betas], 0
         for name, mapped in (("q", self.q), ("k", self.key)):
@@ -133,13 +133,16 @@ class _Kernels:
                 yield f"{name}_map", [name], [mapped], 0
         if column:
             written = ["P", *(["A"] if self.delta else [])]
-            yield "pairs", [self.q, self.key, "G"], written, len(written) * c * c * k
+            reads = [self.q, self.key, "G", *(self.betas if self.delta else [])]
+            # One product of all pairs for each bit of an index.
+            yield "pairs", reads, written, len(written) * c * c * k * (c.bit_length() - 1)
+        elif self.delta:
+            yield "equations", [self.key, *self.decays, *self.betas], ["A"], c * c * k
         if self.delta:
-            reads = [self.key, "v", *self.decays, *self.betas, *equations]
             # Inverses of blocks of 16 rows become inverses of twice the size.
-            inverse = sum(c * size**2 for size in (16, 32, 64) if size < c)
-            count = inverse + c * c * (v + k) + (0 if column else c * c * k)
-            yield "solve", reads, ["inverse", "W", "U"], count
+            yield "inverse", ["A"], ["inverse"], sum(c * n**2 for n in (16, 32, 64) if n < c)
+            reads = [self.key, "v", *self.decays, *self.betas, "inverse"]
+            yield "solve", reads, ["W", "U"], c * c * (v + k)
         updates = ["W", "U"] if self.delta else ["v", *self.betas]
         results = ["new", "states"] if self.delta else ["states"]
         count = c * k * v * (2 if self.delta else 1)
@@ -167,7 +170,8 @@ class _Kernels:
             changed = ["dq_parts", "dk_parts", *dG]
             reads = [self.q, self.key, "G", "dP", *equations, *changed]
             changed += dbetas if self.delta else []
-            yield "pairs_back", reads, changed, c * c * k * (4 if self.delta else 2)
+            # Products with all rows, and one for each bit of an index among 16 rows.
+            yield "pairs_back", reads, changed, c * k * (c + 64) * (4 if self.delta else 2)
         if gates := self.learned("decay", "beta"):
             yield "gates_back", [*self.read_by("decay", "beta"), *dG, *dbetas], gates, 0
         if skip := self.learned("skip"):

@@ -15,6 +15,7 @@ from torch import Tensor
 from kgen.kernels.linear_attention.verify.checks import CHECKS as CHECKS
 from kgen.kernels.linear_attention.verify.eager import eager, eager_steps
 from kgen.kernels.linear_attention.verify.inputs import (
+    ASKED,
     OUTPUTS,
     Case,
     Inputs,
@@ -29,7 +30,7 @@ from kgen.kernels.linear_attention.verify.problem import Problem
 from kgen.kernels.linear_attention.verify.reference import STATE, Result, linear_attention
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
-from kgen.verify.tensors import DTYPES
+from kgen.verify.tensors import DTYPES, arrange
 
 
 def groups(problem: Problem) -> tuple[str, ...]:
@@ -68,12 +69,14 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     if group == "decode":
         return _run_steps(subject, inputs)
     wanted = differentiable(problem, inputs) if group == "backward" else {}
-    options = inputs.call(problem, tuple(wanted))
+    every = problem.chunk_size if case.within else None
+    options = inputs.call(problem, tuple(wanted), every)
     truth, yardstick = (of(problem, inputs.tensors, options) for of in (linear_attention, eager))
     terms = {} if wanted else _terms(problem, inputs, truth)
     watched = {**inputs.tensors, **{f"d{n}": x for n, x in inputs.cotangents.items()}}
     got, broken = compare.careful(lambda: _outputs(subject, inputs, wanted), watched, device)
-    return [*_compare(problem, got, truth, yardstick, terms, case.keys), *broken]
+    found = _compare(problem, got, truth, yardstick, terms, case.keys, case.within)
+    return [*found, *broken]
 
 
 def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,18 +96,20 @@ def _compare(
     yardstick: Result,
     terms: Mapping[str, Result],
     keys: str = "random",
+    within: str | None = None,
 ) -> list[compare.Check]:
     dtypes = {b.name: b.dtype for b in problem.buffers} | {STATE: problem.state_dtype}
     found = []
+    own = ("o", *ASKED)
     for name, value in got.items():
-        if name in OUTPUTS:
-            dtype = problem.dtype if name == "o" else problem.state_dtype
-            want, eager_value = getattr(truth, name), getattr(yardstick, name)
+        if name in own:
+            dtype = {"o": problem.dtype, "states": within}.get(name) or problem.state_dtype
+            want, eager_value = getattr(truth, name), getattr(yardstick, name).to(DTYPES[dtype])
         else:
             dtype = dtypes.get(name[1:], problem.dtype)
             want = truth.grads[name[1:]]
             eager_value = _without_luck(problem, name[1:], truth, yardstick, alike=keys != "random")
-        parts = {n: getattr(term, name) for n, term in terms.items() if name in OUTPUTS}
+        parts = {n: getattr(term, name) for n, term in terms.items() if name in own}
         found.append(_checked(problem, name, dtype, (value, want, eager_value), truth, parts))
     return found
 
@@ -114,14 +119,23 @@ def _terms(problem: Problem, inputs: Inputs, truth: Result) -> dict[str, Result]
 
     Outputs are linear in the initial state and the values.
     """
-    plain, options = replace(problem, skip=None), inputs.call(problem)
+    every = problem.chunk_size if inputs.case.within else None
+    plain, options = replace(problem, skip=None), inputs.call(problem, every=every)
     without = {**inputs.tensors, "v": torch.zeros_like(inputs.tensors["v"])}
     before = linear_attention(plain, without, options)
     both = linear_attention(plain, inputs.tensors, options)
-    tokens = Result(both.o - before.o, both.final_state - before.final_state)
-    skip = Result(truth.o - both.o, truth.final_state - both.final_state)
-    named = {"the initial state": before, "the tokens": tokens, "the skip": skip}
+    named = {
+        "the initial state": before,
+        "the tokens": _difference(both, before),
+        "the skip": _difference(truth, both),
+    }
     return {f"the term of {name}": term for name, term in named.items()}
+
+
+def _difference(one: Result, other: Result) -> Result:
+    """Return the differences of the outputs of two calls."""
+    states = None if one.states is None or other.states is None else one.states - other.states
+    return Result(one.o - other.o, one.final_state - other.final_state, states=states)
 
 
 def _without_luck(
@@ -203,26 +217,49 @@ def _checked(
 
 
 def _run_steps(subject: Subject, inputs: Inputs) -> list[compare.Check]:
-    """Return the verdict on `o` and on the state, which the call updates in place."""
-    problem, tensors = subject.problem, inputs.tensors
-    options = inputs.call(problem)
+    """Return the verdict on `o`, on the state that the call updates in place, and on states
+    after each token.
+    """
+    problem, tensors, within = subject.problem, inputs.tensors, inputs.case.within
+    options = inputs.call(problem, every=1 if within else None)
     truth, yardstick = (of(problem, tensors, options) for of in (linear_attention, eager_steps))
     state = tensors.pop(STATE)
-    keywords = {n: x for n, x in inputs.keywords.items() if n != "output_final_state"}
+    keywords = {n: x for n, x in inputs.keywords.items() if n not in ASKED.values()}
     function = getattr(subject.module, f"{problem.name}_decode")
+    before = {"state": state}
+    if truth.states is not None and within:
+        empty = torch.full_like(truth.states, torch.nan, dtype=DTYPES[within])
+        before["states"] = arrange(empty, inputs.case.layout, 8)
 
     def run() -> dict[str, Tensor]:
-        whole = state.as_strided((state.untyped_storage().size() // state.element_size(),), (1,), 0)
-        copied = whole.clone()
-        own = copied.as_strided(state.shape, state.stride(), state.storage_offset())
-        o = function(**tensors, state=own, **keywords)
-        found = own.clone()
-        own.copy_(state)
-        assert compare.same_bits(copied, whole), "the function wrote next to the state"
-        return {"o": o, "final_state": found}
+        own = {name: _with_surroundings(x) for name, x in before.items()}
+        found = {"o": function(**tensors, **own, **keywords)}
+        written = {name: _written(name, own[name], x) for name, x in before.items()}
+        return found | {"final_state" if n == "state" else n: x for n, x in written.items()}
 
     got, broken = compare.careful(run, tensors, subject.device)
-    return [*_compare(problem, got, truth, yardstick, {}), *broken]
+    return [*_compare(problem, got, truth, yardstick, {}, within=within), *broken]
+
+
+def _with_surroundings(x: Tensor) -> Tensor:
+    """Return a copy of a tensor together with the memory around it."""
+    return _memory(x).clone().as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def _written(name: str, own: Tensor, before: Tensor) -> Tensor:
+    """Return the values that a call wrote to `own`.
+
+    Raise `AssertionError` if memory around them differs from that of `before`.
+    """
+    found = own.clone()
+    own.copy_(before)
+    assert compare.same_bits(_memory(own), _memory(before)), f"the function wrote next to `{name}`"
+    return found
+
+
+def _memory(x: Tensor) -> Tensor:
+    """Return the memory of a tensor as a vector."""
+    return x.as_strided((x.untyped_storage().size() // x.element_size(),), (1,), 0)
 
 
 # --- calls to compile ------------------------
@@ -231,7 +268,7 @@ def _run_steps(subject: Subject, inputs: Inputs) -> list[compare.Check]:
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Yield calls without and with gradients, aligned to 16 and not aligned.
+    """Yield calls without and with gradients, aligned to 16 and not aligned, and with states.
 
     With `sizes`, for a package, offsets of packed sequences have each of their dtypes.
     """
@@ -240,6 +277,7 @@ def compile_calls(
     for case in (
         Case("aligned", (length,), heads=heads),
         Case("strided", (length - 1,), heads=heads, layout="guarded", do="strided"),
+        Case("states", (length,), heads=heads, within=problem.state_dtype),
     ):
         yield case.name, partial(_compile, problem, case, bool(sizes))
     if "decode" in problem.passes:
@@ -249,8 +287,11 @@ def compile_calls(
 def _compile_steps(problem: Problem, function: Any) -> None:
     inputs = draw(problem, decode_cases(problem, quick=True)[0], "cpu")
     tensors = {"state" if n == STATE else n: x for n, x in inputs.tensors.items()}
-    keywords = {n: x for n, x in inputs.keywords.items() if n != "output_final_state"}
-    function.__globals__[f"{problem.name}_decode"](**tensors, **keywords)
+    keywords = {n: x for n, x in inputs.keywords.items() if n not in ASKED.values()}
+    function = function.__globals__[f"{problem.name}_decode"]
+    function(**tensors, **keywords)
+    shape = (*tensors["v"].shape[:3], problem.head_qk, problem.head_v)
+    function(**tensors, **keywords, states=torch.empty(shape))
 
 
 def _compile(problem: Problem, case: Case, in_all_dtypes: bool, function: Any) -> None:
@@ -261,12 +302,12 @@ def _compile(problem: Problem, case: Case, in_all_dtypes: bool, function: Any) -
         if dtype is not None and starts is not None:
             inputs.keywords["cu_seqlens"] = starts.to(dtype)
         call(function, inputs)
-        if "backward" in problem.passes:
+        if "backward" in problem.passes and inputs.case.within is None:
             wanted = differentiable(problem, inputs)
             outputs = call(function, inputs)
             torch.autograd.grad(
-                list(outputs.values()),
+                [outputs[name] for name in inputs.cotangents],
                 list(wanted.values()),
-                [inputs.cotangents[name] for name in outputs],
+                list(inputs.cotangents.values()),
                 allow_unused=True,
             )

@@ -112,6 +112,54 @@ def continues_from_states(subject: Subject) -> None:
         assert error <= bound, f"{name} of two calls differs by {error:.1e} from one call"
 
 
+def resumes_from_chunks(subject: Subject) -> None:
+    """Check that a call from a state after a chunk agrees with the call that returned this state.
+
+    In float32 the state is not rounded, and the chunks are the same, so all bits are.
+    """
+    problem = subject.problem
+    C, lengths = problem.chunk_size, (2 * problem.chunk_size + 5, problem.chunk_size + 1)
+    heads = problem.heads or 1
+    inputs = draw(
+        problem,
+        Case("resumed", lengths if problem.varlen else lengths[:1], heads=heads),
+        subject.device,
+    )
+    whole = _with_states(subject, inputs, {})
+    # The second chunk of each sequence, and the slots of the states after the first one.
+    starts = (C, lengths[0] + C) if problem.varlen else (C,)
+    ends = (lengths[0], sum(lengths)) if problem.varlen else lengths[:1]
+    rows = torch.cat([torch.arange(a, b) for a, b in zip(starts, ends, strict=True)])
+    rows = rows.to(subject.device)
+    tokens = {"q", "k", "v", *(b.name for b in problem.buffers if b.tokens)}
+    change = {n: x[:, rows] for n, x in inputs.tensors.items() if n in tokens}
+    states, keywords = whole["states"], dict(inputs.keywords)
+    if problem.varlen:
+        change[STATE] = states[[0, lengths[0] // C + 1]]
+        left = torch.tensor([0, lengths[0] - C, lengths[0] - C + 1], device=subject.device)
+        keywords["cu_seqlens"] = left.to(keywords["cu_seqlens"].dtype)
+    else:
+        change[STATE] = states[:, 0]
+    second = _with_states(subject, replace(inputs, keywords=keywords), change)
+    for name, one, other in (
+        ("o", whole["o"][:, rows], second["o"]),
+        ("final_state", whole["final_state"], second["final_state"]),
+    ):
+        if problem.state_dtype == "fp32":
+            assert same_bits(one.contiguous(), other), f"{name} after a chunk has other bits"
+        error = float((one.double() - other.double()).norm() / one.double().norm().clamp_min(1e-9))
+        assert error <= 3e-2, f"{name} after a chunk differs by {error:.1e}"
+
+
+def _with_states(
+    subject: Subject, inputs: Inputs, change: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the outputs of a call without gradients, with its states."""
+    inputs = replace(inputs, tensors={**inputs.tensors, **change})
+    with torch.no_grad():
+        return call(subject.function, inputs, return_states=True)
+
+
 def keeps_to_its_tensors(subject: Subject) -> None:
     """Check that kernels with wrong offsets write only to their tensors, and end."""
     if not subject.problem.varlen:
@@ -135,7 +183,27 @@ def refuses_misuse(subject: Subject) -> None:
     wrong = _misuses(subject, inputs)
     must_refuse(
         {what: partial(subject.function, **{**right, **change}) for what, change in wrong.items()}
+        | (_misused_steps(subject, inputs) if "decode" in subject.problem.passes else {})
     )
+
+
+def _misused_steps(subject: Subject, inputs: Inputs) -> dict[str, Callable[[], Any]]:
+    """Return wrong calls of the function that steps states, by their mistakes."""
+    problem, t = subject.problem, inputs.tensors
+    decode = getattr(subject.module, f"{problem.name}_decode")
+    right = {"state" if n == STATE else n: x for n, x in t.items()} | inputs.keywords
+    right.pop("output_final_state")
+    (B, T, HV, V), K = t["v"].shape, problem.head_qk
+    states = t["v"].new_zeros((B, T, HV, K, V), dtype=torch.float32)
+    wrong: dict[str, dict[str, Any]] = {
+        "steps from a state of other columns": {"state": t[STATE][..., :-1]},
+        "steps without a state": {"state": None},
+        "states for fewer tokens": {"states": states[:, :-1]},
+        "states without a batch": {"states": states[0]},
+        "states in float16": {"states": states.half()},
+        "states that are no tensor": {"states": True},
+    }
+    return {what: partial(decode, **{**right, **change}) for what, change in wrong.items()}
 
 
 def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
@@ -171,4 +239,5 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "wrong-offsets": (keeps_to_its_tensors, False),
     "sequences-apart": (keeps_sequences_apart, False),
     "in-two-calls": (continues_from_states, False),
+    "from-a-chunk": (resumes_from_chunks, False),
 }

@@ -41,7 +41,8 @@ def eager_steps(problem: Problem, inputs: Mapping[str, Tensor], call: Call = PLA
     wide = {name: x.float() for name, x in found.items()}
     result = computed(problem, wide, call, recurrence, torch.float32)
     dtype = inputs[STATE].dtype if STATE in inputs else torch.float32
-    return Result(result.o.to(inputs["v"].dtype), result.final_state.to(dtype))
+    o, final = result.o.to(inputs["v"].dtype), result.final_state.to(dtype)
+    return Result(o, final, states=result.states)
 
 
 def _leaves(inputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
@@ -62,6 +63,7 @@ def chunked(one: Tokens, size: int) -> tuple[Tensor, Tensor]:
         rows = slice(begin, begin + size)
         o, state = _chunk(one, rows, state)
         outputs.append(o.transpose(0, 1))
+        one.record(min(begin + size, one.length), state)
     return torch.cat(outputs), state
 
 

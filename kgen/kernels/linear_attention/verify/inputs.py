@@ -24,6 +24,9 @@ from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
 
 OUTPUTS = ("o", "final_state")
+"""Outputs with cotangents."""
+ASKED = {"final_state": "output_final_state", "states": "return_states"}
+"""The keyword that requests an output, for those that need one."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Case:
     scale: float | None = None
     states: Literal["none", "in", "out", "both"] = "both"
     """The initial state is an argument; the final state is an output, with a cotangent."""
+    within: str | None = None
+    """Dtype of the states within sequences, an output. In forward, it is the dtype of states."""
     long_offsets: bool = False
     """`cu_seqlens` is int64."""
     tail: int = 0
@@ -75,10 +80,12 @@ class Inputs:
     cotangents: dict[str, Tensor]
     keywords: dict[str, Any]
 
-    def call(self, problem: Problem, wanted: tuple[str, ...] = ()) -> Call:
+    def call(
+        self, problem: Problem, wanted: tuple[str, ...] = (), every: int | None = None
+    ) -> Call:
         """Return the options with which references compute this call."""
         lengths = self.case.lengths if problem.varlen else None
-        return Call(lengths, self.case.scale, self.cotangents if wanted else {}, wanted)
+        return Call(lengths, self.case.scale, self.cotangents if wanted else {}, wanted, every)
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
@@ -116,6 +123,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     # Tokens after the last sequence: fewer than a chunk has room for, and more than a chunk.
     yield Case("tail", (C + 3, 2), tail=C - 9, do="strided", layout="guarded")
     yield Case("tail-alone", (0, 0), tail=3)
+    yield Case("kept-states", (C + 3, 0, 2 * C, 1), batch=2, tail=C, within=problem.state_dtype)
     yield Case("hard-gates", (C + 5,), gates="hard")
     yield Case("steep-gates", (C - 3, 4), gates="steep")
     yield Case("no-gates", (C + 2,), gates="none", states="out")
@@ -130,6 +138,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("ragged", tuple(range(1, 9 * 17, 17)), heads=2, long_offsets=True)
     yield Case("many-short", (3, 0, 1, 7, 2, 0, 5) * 12, heads=2)
     yield Case("long", (517, 500), heads=2, scale=1.0)
+    yield Case("long-kept", (400, 0, 333, 7), heads=2, tail=100, within=problem.state_dtype)
     large = 8.0 if problem.dtype == "bf16" else 2.0
     yield Case("large", (4 * C + 1, 1), heads=2, magnitude=large, states="in")
     yield Case("long-steep", (3 * C, C), heads=2, gates="steep")
@@ -144,6 +153,8 @@ def _steps(quick: bool) -> Iterator[Case]:
     yield Case("one-step", (1,), batch=2)
     yield Case("few-steps", (4,), heads=2, layout="guarded")
     yield Case("uneven-steps", (1, 0, 3), long_offsets=True)
+    yield Case("kept-steps", (1, 0, 3), batch=2, layout="padded", within="fp32")
+    yield Case("rounded-steps", (2, 1), heads=2, layout="guarded", within="bf16")
     yield Case("hard-steps", (5,), gates="hard", keys="few", scale=0.5)
     yield Case("no-step", (0,))
     if quick:
@@ -194,6 +205,8 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         keywords["output_final_state"] = True
         change = normal(sequences, HV, K, V)
         cotangents["final_state"] = change.to(DTYPES[problem.state_dtype])
+    if case.within is not None:
+        keywords["return_states"] = True
     with_tokens = ["q", "k", "v", *(b.name for b in problem.buffers if b.tokens)]
     for tensor in (cotangents["o"], *(found[name] for name in with_tokens)):
         tensor[:, T - case.tail :] = torch.nan
@@ -254,7 +267,8 @@ def call(function: Any, inputs: Inputs, **more: Any) -> dict[str, Tensor]:
     """Call the emitted function on inputs as a user does, and return its outputs by name."""
     found = function(**inputs.tensors, **inputs.keywords, **more)
     outputs = found if isinstance(found, tuple) else (found,)
-    return dict(zip(OUTPUTS, outputs, strict=False))
+    asked = [name for name, keyword in ASKED.items() if (inputs.keywords | more).get(keyword)]
+    return dict(zip(("o", *asked), outputs, strict=True))
 
 
 def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:

@@ -29,13 +29,15 @@ class Call:
 
     `lengths` are the lengths of packed sequences; without them, each row of the batch is one
     sequence. With `cotangents` of `o` or `final_state`, gradients of the inputs in `wanted` are
-    computed.
+    computed. With `every`, states within sequences are returned.
     """
 
     lengths: Sequence[int] | None = None
     scale: float | None = None
     cotangents: Mapping[str, Tensor] = field(default_factory=dict)
     wanted: Sequence[str] = ()
+    every: int | None = None
+    """The number of tokens between two returned states."""
 
 
 PLAIN = Call()
@@ -45,6 +47,8 @@ PLAIN = Call()
 class Result:
     """The output `o` [B, T, HV, V], `final_state` [N, HV, K, V], and gradients by name.
 
+    `states` are those after each `every` tokens of a sequence, and the last one. Their layout is
+    that of `states_within`.
     `natural` has the gradients of buffers if no terms cancelled, from the recurrence only. `parts`
     has the gradients of buffers without tokens before the sum over tokens, [tokens, HV, columns].
     `unrounded` has the gradients in float32 before they are stored, from the eager computation.
@@ -56,6 +60,7 @@ class Result:
     natural: Mapping[str, Tensor] = field(default_factory=dict)
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     unrounded: Mapping[str, Tensor] = field(default_factory=dict)
+    states: Tensor | None = None
 
 
 @dataclass
@@ -81,6 +86,15 @@ class Tokens:
     """Sizes of the gradients of `decay` [L, HV, K] and `beta` [L, HV, 1]. The backward pass of the
     recurrence fills them in.
     """
+    every: int | None = None
+    """The number of tokens between two recorded states."""
+    states: list[Tensor] = field(default_factory=list)
+    """The recorded states."""
+
+    def record(self, end: int, state: Tensor) -> None:
+        """Record the state before token `end`, if the call asks for it."""
+        if self.every is not None and (end % self.every == 0 or end == self.length):
+            self.states.append(state.detach())
 
     @property
     def length(self) -> int:
@@ -118,6 +132,7 @@ def recurrence(one: Tokens) -> tuple[Tensor, Tensor]:
             _watch(one, "beta", t, written, value)
         state = torch.baddbmm(state, k.mT, written)
         outputs.append(one.scale * (one.q[t][:, None] @ state).transpose(0, 1))
+        one.record(t + 1, state)
     return torch.cat(outputs), state
 
 
@@ -148,7 +163,8 @@ def computed(
     """
     of, found = outputs(problem, leaves, call, steps, real)
     pairs = {n: (of[n], x.to(of[n])) for n, x in call.cotangents.items() if of[n].requires_grad}
-    result = Result(of["o"].detach(), of["final_state"].detach())
+    states = states_within(problem, found, call.every, leaves) if call.every else None
+    result = Result(of["o"].detach(), of["final_state"].detach(), states=states)
     if call.wanted and pairs:
         return _differentiated(problem, leaves, call.wanted, pairs, found, result)
     return replace(result, grads={name: torch.zeros_like(leaves[name]) for name in call.wanted})
@@ -171,6 +187,28 @@ def outputs(
         states.append(state.to(real if real == torch.float64 else DTYPES[problem.state_dtype]))
     final = torch.stack(states) if states else torch.zeros(0, HV, K, V, device=o.device)
     return {"o": o, "final_state": final}, found
+
+
+def states_within(
+    problem: Problem,
+    found: Sequence[tuple[_Place, Tokens]],
+    every: int,
+    leaves: Mapping[str, Tensor],
+) -> Tensor:
+    """Return the recorded states, [B, cdiv(T, every), HV, K, V].
+
+    For chunks of N packed sequences, [T // every + N, HV, K, V]: sequence n begins at
+    `cu_seqlens[n] // every + n`. Entries without tokens are zero.
+    """
+    (B, T, _, K), (HV, V) = leaves["q"].shape, leaves["v"].shape[2:]
+    slots = problem.varlen and every > 1
+    size = (1, T // every + len(found)) if slots else (B, -(-T // every))
+    made = torch.zeros(*size, HV, K, V, dtype=found[0][1].state.dtype, device=leaves["q"].device)
+    for n, ((rows, tokens), one) in enumerate(found):
+        if one.length:
+            row, first = int(rows[0]), int(tokens[0]) // every + (n if slots else 0)
+            made[row, first : first + len(one.states)] = torch.stack(one.states)
+    return made[0] if slots else made
 
 
 def _sequences(
@@ -240,6 +278,7 @@ def _tokens(
         else before.to(real),
         delta=problem.delta,
         scale=next(scale for scale in scales if scale is not None),
+        every=call.every,
     )
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import KernelParams, arguments
 from kgen.kernels.attention.lowered.params import PAGES
+from kgen.kernels.attention.lowered.row_max import STORE_MAX, RowMax
 from kgen.kernels.attention.schedules.decode.kernels import DecodeKernels
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.interface import Operator
@@ -30,7 +31,7 @@ _LEAST_SPLITS = If(
 
 
 @dataclass(frozen=True)
-class DecodeLauncher(Operator, Exact, KernelParams, Template):
+class DecodeLauncher(Operator, Exact, RowMax, KernelParams, Template):
     """The launcher of the decoding kernels."""
 
     template: ClassVar[str] = "attention/decode/_launcher.j2"
@@ -48,6 +49,11 @@ class DecodeLauncher(Operator, Exact, KernelParams, Template):
     """Columns of V."""
     kv_sizes: str
 
+    @property
+    def store_max(self) -> str:
+        """The option by which the kernels store the largest score of each row."""
+        return STORE_MAX
+
     def launch_functions(self) -> Iterable[str]:
         return ("_cdiv", "_launch", "_layouts", "_multiprocessors", "_next_power_of_2", "_tile")
 
@@ -59,6 +65,7 @@ def launcher_of(kernels: DecodeKernels, op: Operator, kv_sizes: str) -> DecodeLa
         DecodeLauncher,
         op,
         Exact(decode.exact),
+        RowMax(decode.row_max),
         kernels.params,
         combine_params=kernels.combine_params,
         pages=[arguments(PAGES)] if decode.paged else [],

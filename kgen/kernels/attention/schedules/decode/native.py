@@ -36,6 +36,8 @@ class DecodeCalls(Template):
     width: int
     """Columns of V."""
     lse: Tensor
+    row_max: bool
+    """True if calls can return the largest score of each row."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,15 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
     if plan.alone:
         rest = [f"!{one.way.serves}(a, p)" for one in others if one.way is not None]
         when = " || ".join([when, *rest]) if rest else "1"
+    spec = of.plan.spec
+    own = "a->row_max.data != NULL, " if spec.row_max else ""
+    width, lse = spec.head_dim.v, of.tensors.lse
     return Calls(
-        functions=(DecodeCalls(when, plan.balanced, of.plan.spec.head_dim.v, of.tensors.lse),),
+        functions=(DecodeCalls(when, plan.balanced, width, lse, spec.row_max),),
         late=True,
         workspace=(DecodeWorkspace(),),
-        way=Way("launch_decode(&p, v, (char *)workspace, stream)", "decodes"),
-        names=NAMES,
+        way=Way(f"launch_decode(&p, v, {own}(char *)workspace, stream)", "decodes"),
+        names=(*NAMES, *(("part_max_ptr",) if spec.row_max else ())),
         tiles=tuple(_tables(plan)),
         decodes=True,
     )

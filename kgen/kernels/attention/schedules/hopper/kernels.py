@@ -19,7 +19,7 @@ from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
 from kgen.kernels.attention.schedules.hopper.records import Record, reached, record
-from kgen.kernels.attention.schedules.hopper.rows import VECTORS, Rows
+from kgen.kernels.attention.schedules.hopper.rows import VECTORS, Rows, TopOfRows
 from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.targets.code import (
     Assign,
@@ -150,7 +150,7 @@ def _skipped(ring: str, at: Code, n: str | int) -> Code:
 
 
 @dataclass(frozen=True)
-class ForwardKernel:
+class ForwardKernel(TopOfRows):
     """Forward, with the producer of tiles of queries."""
 
     tile: HopperTile
@@ -203,12 +203,13 @@ class ForwardKernel:
     @property
     def carried(self) -> str:
         """The names of the loop-carried values."""
-        return f"{'p, ' if self.tile.chained else ''}m_i, l_i, acc, n_used"
+        ahead = "p, " if self.tile.chained else ""
+        return f"{ahead}{', '.join(['m_i', 'l_i', *self.top])}, acc, n_used"
 
     @property
     def alpha(self) -> list[str]:
         """The results of a tile's softmax other than P, m_i and l_i."""
-        return [] if self.tile.bounded else ["alpha"]
+        return [*self.top, *([] if self.tile.bounded else ["alpha"])]
 
     @property
     def row_sum(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.row_max import STORE_MAX, RowMax
 from kgen.kernels.attention.schedules.hopper.kernels import (
     BackwardOperands,
     Common,
@@ -37,7 +38,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class ForwardLauncher(Call, Common, Template):
+class ForwardLauncher(RowMax, Call, Common, Template):
     """The function that launches forward."""
 
     template: ClassVar[str] = "attention/hopper/_forward_launcher.j2"
@@ -144,10 +145,12 @@ def _forward(
     group = max(hopper.plan.heads, call.group)
     blocks = ["BLOCK_M=BLOCK_M", "BLOCK_N=BLOCK_N"]
     options = [f"GROUP={group}", *blocks, f"SLOTS={forward.tile.SLOTS}"]
+    stored = [STORE_MAX] if forward.row_max else []
     return filled(
         ForwardLauncher,
         call,
         common,
+        row_max=forward.row_max,
         tile=forward.tile,
         columns=columns,
         pages=forward.pages,
@@ -160,7 +163,7 @@ def _forward(
             kernel="_forward_hopper_kernel",
             programs=programs(kernels.packed, kernels.plan.grouped, "q", "BLOCK_M"),
             given=forward.operands.given,
-            options=["STORE_LSE=store_lse", *options, "num_warps=4"],
+            options=["STORE_LSE=store_lse", *stored, *options, "num_warps=4"],
         ),
     )
 

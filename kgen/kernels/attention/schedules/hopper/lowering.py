@@ -210,6 +210,8 @@ def _forward(
     values = f"SLOTS - {fewer}" if fewer else "SLOTS"
     of_streams = [RingAt(f"{s.name}_ring", row("sub", "n_used", "i")) for s in streams]
     return ForwardKernel(
+        row_max=spec.row_max,
+        apart=plan.forward.chained or spec.sinks,
         tile=plan.forward,
         loop=loops.forward,
         published=tiles_of_queries(loops.forward, loops.dq, kernels.packed),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import Param
+from kgen.kernels.attention.lowered.params import row_max_of
 from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
 from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile
@@ -188,6 +189,7 @@ class Operands:
         chained = plan.forward is not None and plan.forward.chained
         self.lag = Lag(int(chained), plan.dq is not None and not plan.dq_rings_apart)
         self.group = ["GQA"] if of.grouped else []
+        self.row_max = row_max_of(kernels)
 
     @property
     def reach(self) -> dict[str, str]:
@@ -216,6 +218,7 @@ class Operands:
         params = [
             *descs,
             Param("lse_ptr", "lse"),
+            *self.row_max,
             *lists,
             *streamed,
             *pages.params,
@@ -243,12 +246,13 @@ class Operands:
         )
         producer = Warpgroup(operands, self.constexprs(*self._lag_given(), "GROUP"))
         rings = [*_rings(self.q), "kv_ring"]
-        stored = ["out_slots", "o_desc", "lse_ptr"]
+        stored = ["out_slots", "o_desc", "lse_ptr", *_names(self.row_max)]
+        options = ["STORE_LSE", *(["STORE_MAX"] if self.row_max else [])]
         consumer = Warpgroup(
             _consumer(
                 "Forward", ["scheduler", *rings, *_names(lists[2:]), *_names(sinks), *stored]
             ),
-            self.constexprs("CONSUMER", "STORE_LSE"),
+            self.constexprs("CONSUMER", *options),
             _rings([s.name for s in streams]),
         )
         of_streams = {f"{s.name}_ring": f"{s.name}_ring_{{letter}}" for s in streams}

@@ -33,6 +33,13 @@ from kgen.kernels.attention.lowered.recomputed import (
     diagonal_kernel,
     pair_kernel,
 )
+from kgen.kernels.attention.lowered.row_max import (
+    TOP,
+    RowMax,
+    largest,
+    largest_followed,
+    largest_started,
+)
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.made import Follower
@@ -157,7 +164,7 @@ class _OfLoop(TileBody, Ranges, LoopKernel, Placement, _Kernel):
 
 
 @dataclass(frozen=True)
-class Forward(_OfLoop):
+class Forward(RowMax, _OfLoop):
     """The forward kernel."""
 
     template: ClassVar[str] = "attention/portable/_forward.j2"
@@ -167,13 +174,22 @@ class Forward(_OfLoop):
 
     @property
     def held(self) -> list[Statement]:
-        """The loads of the tile of Q that a program holds."""
-        return self.operands.held.statements
+        """The loads of the tile of Q that a program holds, and the start of its largest logits."""
+        start = [largest_started()] if TOP in self.state else []
+        return [*self.operands.held.statements, *start]
+
+    @property
+    def largest(self) -> str:
+        """The largest logit of each row, after the loop."""
+        return largest(sinks=self.sink_load is not None)
 
     @property
     def where_masked(self) -> list[Statement]:
-        """The statements that apply the mask to the logits of a tile that has it."""
-        return in_masked_tiles(self.logits_masked)
+        """The statements that apply the mask to the logits of a tile that has it, and follow its
+        largest logits.
+        """
+        largest = [largest_followed(self.logits, self.scaled)] if TOP in self.state else []
+        return [*in_masked_tiles(self.logits_masked), *largest]
 
     @property
     def on_dead_rows(self) -> str:
@@ -372,10 +388,13 @@ class _Portable:
         self.sink = sink_load() if self.plan.spec.sinks else None
 
     def forward(self) -> Forward:
-        state = ["m_i", "l_i", *(f"acc{c.tag}" for c in self.plan.v_chunks)]
+        spec = self.plan.spec
+        top = [TOP] if spec.row_max and spec.sinks else []
+        state = ["m_i", "l_i", *top, *(f"acc{c.tag}" for c in self.plan.v_chunks)]
         kernel = loop_kernel(self.lowering, self.plan.forward, state)
         params = forward_params(self.lowering, kernel)
-        return self._of_loop(Forward, kernel, params, sink_load=self.sink)
+        own = {"sink_load": self.sink, "row_max": spec.row_max}
+        return self._of_loop(Forward, kernel, params, **own)
 
     def backward(self, follower: Follower | None) -> BackwardKernels:
         plan = self.plan

@@ -15,12 +15,18 @@ from kgen.kernels.attention.lowered.model import (
     TileBody,
     declared,
 )
+from kgen.kernels.attention.lowered.row_max import (
+    TOP,
+    RowMax,
+    largest_followed,
+    largest_started,
+)
 from kgen.kernels.attention.schedules.serve.lowering import (
     LISTED,
-    PLACES,
     ServeKernel,
     items_params,
     merge_params,
+    places_of,
     seen,
     serve_kernel,
     serve_params,
@@ -87,7 +93,7 @@ class Items(ServeKernel, KernelParams, Template):
 
 
 @dataclass(frozen=True)
-class Merge(Scaled, Head, KernelParams, Template):
+class Merge(RowMax, Scaled, Head, KernelParams, Template):
     """The kernel that merges the parts of split tiles."""
 
     template: ClassVar[str] = "attention/serve/_merge.j2"
@@ -105,7 +111,7 @@ class Merge(Scaled, Head, KernelParams, Template):
 
 
 @dataclass(frozen=True)
-class Serve(KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Template):
+class Serve(RowMax, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Template):
     """The attention kernel for an item, and the kernels before and after it."""
 
     template: ClassVar[str] = "attention/serve/_attend.j2"
@@ -149,8 +155,24 @@ class Serve(KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Te
 
     @property
     def where_masked(self) -> list[Statement]:
-        """The statement that applies the mask to the logits."""
-        return [If(Name("MASKED"), tuple(self.logits_masked))]
+        """The statements that apply the mask to the logits, and follow the largest of each row."""
+        largest = [largest_followed(self.logits, self.scaled)] if TOP in self.state else []
+        return [If(Name("MASKED"), tuple(self.logits_masked)), *largest]
+
+    @property
+    def largest(self) -> str:
+        """The largest logit of each row of an item."""
+        return TOP if self.in_batches or TOP in self.state else "m_i"
+
+    @property
+    def top_started(self) -> list[Statement]:
+        """The statement that starts the largest logit of each row."""
+        return [largest_started()]
+
+    @property
+    def top_with_sinks(self) -> list[Statement]:
+        """The same statement, if the loop carries the largest logit besides the running maximum."""
+        return self.top_started if TOP in self.state else []
 
     @property
     def cast(self) -> str:
@@ -210,8 +232,9 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
     merged, listed = merge_params(lowering, quantized), items_params(lowering, found)
     head, width = head_of(attention, lowering.tf32), attention.spec.head_dim.v
     lists = [f"{name}_{number}" for number in (0, 1) for name in LISTED]
-    places = ["TQ", "SK_MAX", "rows", V_FACTOR, "count_at", "items_at", *PLACES, *lists]
-    numbers = {*lowering.open_sizes, *lowering.runtime, "B", "HQ", *places}
+    own = ["TQ", "SK_MAX", "rows", V_FACTOR, "count_at", "items_at", *places_of(lowering)]
+    row_max = RowMax(lowering.spec.row_max)
+    numbers = {*lowering.open_sizes, *lowering.runtime, "B", "HQ", *own, *lists}
 
     def sizes(of: KernelParams, *more: str) -> str:
         return not_specialized([*(p.name for p in of.problem if p.name in numbers), *more])
@@ -229,6 +252,7 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
         Merge,
         head,
         merged,
+        row_max,
         quantized=quantized,
         no_specialize=sizes(merged, *(scale_steps(merge=True) if quantized else ())),
         width=width,
@@ -242,6 +266,7 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
         found.loop,
         params,
         head,
+        row_max,
         quantized=quantized,
         scaled_values=quantized and lowering.spec.dtype == "fp16",
         no_specialize=sizes(params, *(scale_steps() if quantized else ())),

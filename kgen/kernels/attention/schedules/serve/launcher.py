@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import KernelParams
+from kgen.kernels.attention.lowered.row_max import STORE_MAX, RowMax
 from kgen.kernels.attention.schedules.serve.cache import (
     Append,
     Cache,
@@ -39,7 +40,7 @@ WAVES = 2
 
 
 @dataclass(frozen=True)
-class ServeLauncher(KernelParams, Template):
+class ServeLauncher(RowMax, KernelParams, Template):
     """The functions `NAME_serve` and `NAME_serve_workspace`."""
 
     template: ClassVar[str] = "attention/serve/_launcher.j2"
@@ -96,6 +97,11 @@ class ServeLauncher(KernelParams, Template):
         """The name of the function for a call."""
         return f"{self.name}_serve"
 
+    @property
+    def store_max(self) -> str:
+        """The option by which the kernels store the largest score of each row."""
+        return STORE_MAX
+
 
 def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> ServeLauncher:
     """Return the functions for serving."""
@@ -120,7 +126,8 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
         append=append_of(spec),
         width_qk=spec.head_dim.qk,
         width_v=spec.head_dim.v,
-        part_width=spec.head_dim.v + 1,
+        part_width=spec.head_dim.v + (2 if spec.row_max else 1),
+        row_max=spec.row_max,
         waves=WAVES,
         # A split tile has a part for each segment of its keys.
         slots="4 * target + 64" if plan.in_batches else "2 * target",
@@ -159,8 +166,11 @@ def _interpreted(dtype: str, kv_dtype: str) -> list[str]:
 
 def _signature(interface: Interface, quantized: bool) -> Signature:
     scales = ("k_scale", "v_scale") if quantized else ()
-    optional = ("scale", "out", "lse", *scales, "workspace", "max_seqlen_q")
-    defaults = [*((name, "None") for name in optional), ("return_lse", "False")]
+    largest = interface.spec.row_max
+    outputs = ("out", "lse", *(("row_max",) if largest else ()))
+    optional = ("scale", *outputs, *scales, "workspace", "max_seqlen_q")
+    asked = ("return_lse", *(("return_max",) if largest else ()))
+    defaults = [*((name, "None") for name in optional), *((name, "False") for name in asked)]
     required = ("block_table", "seq_lens", "cu_seqlens_q", *interface.required())
     return Signature(("q", "k_pages", "v_pages"), required, (*defaults, ("kv_layout", '"NHD"')))
 

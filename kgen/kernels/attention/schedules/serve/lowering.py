@@ -11,8 +11,9 @@ from kgen.kernels.attention.lowered.kernels import loop_kernel
 from kgen.kernels.attention.lowered.live_tiles import LiveSpan, live_tiles
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param
-from kgen.kernels.attention.lowered.params import PAGES, SINKS
+from kgen.kernels.attention.lowered.params import PAGES, SINKS, row_max_of
 from kgen.kernels.attention.lowered.ranges import in_tiles
+from kgen.kernels.attention.lowered.row_max import TOP
 from kgen.kernels.attention.schedules.serve.plan import ServePlan
 from kgen.kernels.attention.schedules.serve.scales import V_FACTOR, scale_params
 from kgen.targets.code import (
@@ -91,7 +92,8 @@ class ServeKernel:
 def serve_kernel(plan: ServePlan, lowering: Lowering) -> ServeKernel:
     """Return the serving kernels of a plan. `lowering` belongs to `plan.attention`."""
     forward = plan.attention.forward
-    state = ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.attention.v_chunks)]
+    top = [TOP] if follows_largest(plan) else []
+    state = ["m_i", "l_i", *top, *(f"acc{c.tag}" for c in plan.attention.v_chunks)]
     printer = lowering.printer(forward)
     spans, lines = live_tiles(forward, printer)
     used = uses_of(lines)
@@ -134,7 +136,8 @@ def serve_params(lowering: Lowering, kernel: ServeKernel, quantized: bool) -> Ke
     """Return the parameters of the attention kernel, except sizes of the list of items."""
     tensors = [
         *(Param("q_ptr", "q"), Param("k_ptr", "k_pages"), Param("v_ptr", "v_pages")),
-        *(Param("o_ptr", "out"), Param("lse_ptr", "lse"), Param("part_ptr", "parts")),
+        *(Param("o_ptr", "out"), Param("lse_ptr", "lse"), *row_max_of(lowering)),
+        Param("part_ptr", "parts"),
         *(SINKS if lowering.spec.sinks else ()),
         *(scale_params() if quantized else ()),
         *(Param("work_ptr", "work"), *SEQUENCES, *PAGES),
@@ -143,26 +146,27 @@ def serve_params(lowering: Lowering, kernel: ServeKernel, quantized: bool) -> Ke
         tuple(row_strides("q", "shd", "q")),
         tuple(row_strides("k", "pshd", "k_pages")),
         tuple(row_strides("v", "pshd", "v_pages")),
-        *_stored(),
+        *_stored(lowering),
     )
     names = [name for name in lowering.problem if name not in LENGTHS]
     factor = (V_FACTOR,) if quantized else ()
-    places = ("TQ", "SK_MAX", *factor, "count_at", "items_at", *PLACES)
+    places = ("TQ", "SK_MAX", *factor, "count_at", "items_at", *places_of(lowering))
     return KernelParams(tuple(tensors), strides, _problem(lowering, names, places))
 
 
 def merge_params(lowering: Lowering, quantized: bool) -> KernelParams:
     """Return the parameters of the kernel that merges parts."""
     tensors = [
-        *(Param("o_ptr", "out"), Param("lse_ptr", "lse"), Param("part_ptr", "parts")),
+        *(Param("o_ptr", "out"), Param("lse_ptr", "lse"), *row_max_of(lowering)),
+        Param("part_ptr", "parts"),
         *(SINKS if lowering.spec.sinks else ()),
         *(scale_params(merge=True) if quantized else ()),
         *(Param("work_ptr", "work"), *SEQUENCES),
     ]
     factor = (V_FACTOR,) if quantized else ()
-    places = ("TQ", "SK_MAX", *factor, "count_at", *PLACES)
+    places = ("TQ", "SK_MAX", *factor, "count_at", *places_of(lowering))
     problem = _problem(lowering, ["B", "HQ", "GQA"], places)
-    return KernelParams(tuple(tensors), _stored(), problem)
+    return KernelParams(tuple(tensors), _stored(lowering), problem)
 
 
 def items_params(lowering: Lowering, kernel: ServeKernel) -> KernelParams:
@@ -187,19 +191,36 @@ def _problem(
     return (*before, *(Param(name, _PASSED.get(name, name)) for name in places), gqa)
 
 
-PLACES = ("merges_at", "parts_at", "sums_at")
-"""Places in the workspace that several kernels use."""
-_PASSED = {"parts_at": "places[0]", "sums_at": "places[1]"}
+def follows_largest(plan: ServePlan) -> bool:
+    """True if the loop carries the largest logits of rows: the running maximum has sinks."""
+    spec = plan.attention.spec
+    return spec.row_max and spec.sinks and not plan.in_batches
+
+
+def places_of(lowering: Lowering) -> tuple[str, ...]:
+    """Return the places in the workspace that several kernels use."""
+    maxima = ("maxima_at",) if lowering.spec.row_max else ()
+    return ("merges_at", "parts_at", "sums_at", *maxima)
+
+
+_PASSED = {"parts_at": "places[0]", "sums_at": "places[1]", "maxima_at": "places[2]"}
 LISTED = ("items", "merges", "records", "max_items", "max_merges", "max_slots", "target")
 """The places and limits of a list."""
 SEQUENCES = (Param("seq_lens_ptr", "seq_lens"), Param("cu_seqlens_q_ptr", "cu_seqlens_q"))
 """The lengths of sequences, and the offsets of their queries."""
 
 
-def _stored() -> tuple[tuple[Param, ...], ...]:
-    lse = tuple(replace(p, argument="*lse_strides" if p.argument else None)
-                for p in row_strides("l", "hs", "lse"))  # fmt: skip
-    return tuple(row_strides("o", "shd", "out")), lse
+def _stored(lowering: Lowering) -> tuple[tuple[Param, ...], ...]:
+    """Return the strides of the results. A call may have no tensor for a result of rows."""
+    of_rows = {"l": "lse", **({"m": "max"} if lowering.spec.row_max else {})}
+    rows = (
+        tuple(
+            replace(p, argument=f"*{x}_strides" if p.argument else None)
+            for p in row_strides(letter, "hs", x)
+        )
+        for letter, x in of_rows.items()
+    )
+    return tuple(row_strides("o", "shd", "out")), *rows
 
 
 def seen() -> Statement:

@@ -297,10 +297,11 @@ class Interface:
             length = f"{name}.shape[-1]" if sizes[-1] == ANY else sizes[-1]
             last = str(int(length) - 1) if length.isdecimal() else f"({length} - 1)"
             # As columns of q, k and v.
+            row = f"a row of {called}" if len(sizes) > 1 else called
             checks.append(
                 Check(
                     f"{last} * {name}.stride(-1) >= 2**31",
-                    f"a row of {called} must span fewer than 2**31 elements: make it contiguous",
+                    f"{row} must span fewer than 2**31 elements: make it contiguous",
                 )
             )
         return checks + self._length_checks(names, self.runtime if params is None else params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from kgen.expr.nodes import Type
+from kgen.kernels.attention.lowered.row_max import RowMax
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.targets.triton.block_mask import (
     BlockMaskKernels,
@@ -79,6 +80,7 @@ class Launcher:
         self.interface, self.op, self.made = planned.interface, planned.op, made
         self.plan, self.spec, self.at = planned.plan, planned.plan.spec, planned.at
         self.name, self.exact = self.spec.name, Exact(self.plan.exact)
+        self.row_max = RowMax(self.spec.row_max)
         self.needs = Needs()
         for of in made:
             self.needs |= of.needs
@@ -107,6 +109,8 @@ class Launcher:
         defaults = {"scale": "None", "return_lse": "False"}
         if self.mask is not None:
             defaults = {"block_mask": "None", **defaults}
+        if self.spec.row_max:
+            defaults["return_max"] = "False"
         tensors = ("q", "k", "v", *self.packed)
         return Signature(tensors, tuple(self.interface.required()), tuple(defaults.items()))
 
@@ -149,6 +153,7 @@ class Launcher:
             ForwardLauncher,
             self.op,
             self.exact,
+            self.row_max,
             self.at,
             name=self.name,
             bf16=self.spec.dtype == "bf16",
@@ -166,6 +171,7 @@ class Launcher:
             launch,
             self.op,
             self.exact,
+            self.row_max,
             self.at,
             aligned=aligned(self.plan, "v"),
             ways=ways.laid_out,
@@ -198,7 +204,7 @@ class Launcher:
             of_buffers=launches.of_buffers,
         )
         scatter = [Scatter(gradients.read)] if gradients.scattered else []
-        autograd = filled(Autograd, gradients, self.op, self.exact, name=self.name)
+        autograd = filled(Autograd, gradients, self.op, self.exact, self.row_max, name=self.name)
         ahead = self._ahead_of_backward(branches, shares, launches.delta)
         return [*ahead, launcher, *scatter, autograd]
 
@@ -239,6 +245,7 @@ class Launcher:
         spec = self.spec
         return filled(
             Docstring,
+            self.row_max,
             self.at,
             width_qk=spec.head_dim.qk,
             width_v=spec.head_dim.v,
@@ -266,6 +273,7 @@ class Launcher:
         return filled(
             Function,
             self.exact,
+            self.row_max,
             self.at,
             name=self.name,
             summary=opening(spec),

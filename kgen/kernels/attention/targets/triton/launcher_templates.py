@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kgen.kernels.attention.lowered.row_max import STORE_MAX, RowMax
 from kgen.kernels.attention.targets.triton.choice import (
     BackwardWay,
     Way,
@@ -77,7 +78,7 @@ class Aligned(Template):
 
 
 @dataclass(frozen=True)
-class PortableForward(Launch, Operator, Exact, Placement, Template):
+class PortableForward(Launch, Operator, Exact, RowMax, Placement, Template):
     """The launch of the portable forward kernel, and the branches that need layouts."""
 
     template: ClassVar[str] = "attention/triton/_portable_forward.j2"
@@ -91,13 +92,18 @@ class PortableForward(Launch, Operator, Exact, Placement, Template):
         return ("_launch", "_layouts", "_tile", *self.dividers)
 
     @property
+    def store_max(self) -> str:
+        """The option by which the kernel stores the largest score of each row."""
+        return STORE_MAX
+
+    @property
     def laid_out(self) -> Bracketed:
         """The statement that computes the layouts of tensors."""
         return Bracketed("layouts = _layouts(", (*self.input_tensors, "out"), ")")
 
 
 @dataclass(frozen=True)
-class ForwardLauncher(Operator, Exact, Placement, Template):
+class ForwardLauncher(Operator, Exact, RowMax, Placement, Template):
     """The forward pass, and its operators."""
 
     template: ClassVar[str] = "attention/triton/_forward_launcher.j2"
@@ -132,6 +138,11 @@ class ForwardLauncher(Operator, Exact, Placement, Template):
     def returned_both(self) -> Bracketed:
         """The return statement of the operator that returns out and its log-sum-exp."""
         return Bracketed("return _forward(", (*self.inputs, "True"), ")")
+
+    @property
+    def returned_all(self) -> Bracketed:
+        """The return statement of the operator that also returns the largest scores."""
+        return Bracketed("return *_forward(", (*self.inputs, "True", "row_max"), "), row_max")
 
 
 @dataclass(frozen=True)
@@ -235,7 +246,7 @@ class Scatter(Template):
 
 
 @dataclass(frozen=True)
-class Autograd(GradientSums, Operator, Exact, Template):
+class Autograd(GradientSums, Operator, Exact, RowMax, Template):
     """The registration of autograd for the forward operator."""
 
     template: ClassVar[str] = "attention/triton/_autograd.j2"
@@ -247,7 +258,7 @@ class Autograd(GradientSums, Operator, Exact, Template):
 
 
 @dataclass(frozen=True)
-class Docstring(Placement, Template):
+class Docstring(RowMax, Placement, Template):
     """The docstring of the spec's function: its arguments and results."""
 
     template: ClassVar[str] = "attention/triton/_docstring.j2"
@@ -290,7 +301,7 @@ class BlockMaskArgument(Template):
 
 
 @dataclass(frozen=True)
-class Function(Exact, Placement, Template):
+class Function(Exact, RowMax, Placement, Template):
     """The emitted function of the spec."""
 
     template: ClassVar[str] = "attention/triton/_function.j2"

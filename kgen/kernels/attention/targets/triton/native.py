@@ -23,6 +23,11 @@ from kgen.kernels.attention.targets.triton.native_calls import (
 )
 from kgen.kernels.attention.targets.triton.native_example import example_of
 from kgen.kernels.attention.targets.triton.native_learned import learned_names, learned_tables
+from kgen.kernels.attention.targets.triton.native_operators import (
+    call_of,
+    operators_of,
+    why_in_python,
+)
 from kgen.kernels.attention.targets.triton.native_tensors import BLOCK_MASK, tensors_of
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.kernels.attention.targets.triton.shared import narrow_values
@@ -56,7 +61,17 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
     made = _Files(loaded, plan, chips)
     few = any(of.decodes for of in made.calls)
     example = example_of(loaded, plan, made.tensors, sizes, few)
-    return Native(made.header(), made.program(), example, made.names(), made.tiles())
+    why = why_in_python(plan)
+    return Native(
+        made.header(),
+        made.program(),
+        example,
+        made.names(),
+        made.tiles(),
+        operators=None if why else operators_of(plan, made.name, made.license, made.tensors),
+        call=None if why else call_of(plan),
+        why_in_python=why or "",
+    )
 
 
 def _calls(prepared: Prepared) -> list[Calls]:
@@ -118,6 +133,7 @@ class _Files:
             width=spec.head_dim.qk,
             backward=backward,
             sinks=bool(spec.sinks),
+            row_max=spec.row_max,
         )
 
     def program(self) -> AttentionProgram:
@@ -130,6 +146,7 @@ class _Files:
             license=self.license,
             tensors=self.tensors,
             first=self.first,
+            row_max=spec.row_max,
             packed=self.packed,
             grouped=plan.grouped,
             paged=spec.paged_kv is not None,
@@ -185,6 +202,7 @@ class _Files:
             first=self.first,
             lse=self.tensors.lse,
             sinks=bool(self.spec.sinks),
+            row_max=self.spec.row_max,
             functions=[function for of in ordered for function in of.functions],
             workspace=[line for of in self.calls for line in of.workspace],
             ways=ways,
@@ -204,6 +222,7 @@ class _Files:
         descs += [desc for of in self.calls for desc in of.descs]
         lists = self.tensors.lists
         more = [*(f"{t.label}_ptr" for t in lists), *_OF_LISTS] if lists else []
+        more += ["max_ptr", "STORE_MAX"] if self.spec.row_max else []
         more += [*learned_names(self.plan), *(name for of in self.calls for name in of.names)]
         return unique([*of_tensors, *descs, *self.lowering.problem, *more, *_NAMES.split()])
 

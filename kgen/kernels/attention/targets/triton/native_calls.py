@@ -28,6 +28,7 @@ class AttentionHeader(Header):
     """Columns of Q."""
     backward: bool
     sinks: bool
+    row_max: bool
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class ForwardCalls(Template):
     first: FirstStrides
     lse: Tensor
     sinks: bool
+    row_max: bool
     functions: list[Template]
     """The C functions that launch kernels, and the predicates of their calls."""
     workspace: list[Template]
@@ -267,6 +269,7 @@ class AttentionProgram(Program):
 
     tensors: Tensors
     first: FirstStrides
+    row_max: bool
     packed: bool
     grouped: bool
     paged: bool

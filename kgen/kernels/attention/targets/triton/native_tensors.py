@@ -67,6 +67,7 @@ class Words:
     k: str
     v: str
     lse: str
+    row_max: str
     dlse: str
     dsinks: str
 
@@ -79,6 +80,8 @@ class Tensors:
     inputs: tuple[Tensor, ...]
     out: Tensor
     lse: Tensor
+    row_max: Tensor
+    """The largest score of each row, only of specs with `row_max`."""
     dlse: Tensor
     buffers: tuple[BufferTensor, ...]
     """The inputs that are buffers of the spec."""
@@ -149,6 +152,7 @@ class _Spelled:
             inputs=self._inputs(words, buffers, lists),
             out=self._wide("out", self.rows, self.spec.head_dim.v, words.out),
             lse=_own("lse", lse, self.lse, "", contiguous=True),
+            row_max=_own("row_max", lse, "fp32", "", contiguous=True),
             dlse=_own("dlse", lse, "fp32", ""),
             buffers=buffers,
             lists=lists,
@@ -288,6 +292,7 @@ class _Spelled:
             k=f"{keys.format(head.qk)} {dtype}",
             v=f"{keys.format(head.v)} {dtype}",
             lse=f"{lse} {WORDS[self.lse]}, contiguous, the log-sum-exp of scores in base 2",
+            row_max=f"{lse} float32, contiguous, the largest score of each row, times log2(e)",
             dlse=f"{lse} float32, of the log-sum-exp in base 2; NULL where there is none",
             dsinks=f"{parts} float32, contiguous: what is to be summed over {over}. Written",
         )

@@ -56,6 +56,8 @@ class Layout(FirstRows):
     shape_of_lse: str
     lse_shape_in_python: str
     """The sizes of the log-sum-exp, as an expression of q."""
+    head_of_lse: int
+    """The dimension of the log-sum-exp for heads."""
     like_q: str
     """The call that allocates a gradient with the shape of q."""
     like_k: str
@@ -93,6 +95,11 @@ class Placement(Layout):
     def dividers(self) -> list[str]:
         """The functions of `_launch.py` that `programs` calls."""
         return [] if self.packed else ["_cdiv"]
+
+    @property
+    def all_but_heads(self) -> str:
+        """The dimensions of the log-sum-exp except heads."""
+        return "1" if self.packed else "(0, 2)"
 
     @property
     def kv_head(self) -> str:
@@ -184,6 +191,7 @@ _DENSE = filled(
     shape_of_q="B, HQ, SQ",
     shape_of_lse="B, HQ, SQ",
     lse_shape_in_python="q.shape[:3]",
+    head_of_lse=1,
     like_q="_empty(q.shape, q)",
     like_k="_empty(k.shape, k)",
     like_v="_empty(v.shape, v)",
@@ -214,6 +222,7 @@ _PACKED = filled(
     shape_of_q="TQ, HQ",
     shape_of_lse="HQ, TQ",
     lse_shape_in_python="(q.shape[1], q.shape[0])",
+    head_of_lse=0,
     like_q="q.new_empty(q.shape)",
     like_k="k.new_empty(k.shape)",
     like_v="v.new_empty(v.shape)",

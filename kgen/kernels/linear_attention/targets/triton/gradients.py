@@ -236,7 +236,7 @@ class BackwardBuilder:
         formula = self.plan.formulas.get("skip")
         if formula is None or "v" not in formula.slopes:
             return None
-        at = replace(VALUES, x=x)
+        at = replace(VALUES, x=x, live="live")  # in these kernels, `live` is a column
         names = self.functions.parameters_of(formula.slopes["v"])
         if is_one(formula.slopes["v"]):
             return Elements([], Name("1.0"))

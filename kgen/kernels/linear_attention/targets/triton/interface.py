@@ -23,6 +23,9 @@ from kgen.targets.signature import Signature
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
+STEPPED = ("state", "states")
+"""The states of the function that steps them: each sequence's, and those after each token."""
+
 
 @dataclass(frozen=True)
 class Docstring(Template):
@@ -32,6 +35,9 @@ class Docstring(Template):
 
     K: int
     V: int
+    BT: int
+    least: int
+    """BT - 1."""
     dtype: str
     state_dtype: str
     head_words: str
@@ -67,8 +73,8 @@ class Arguments(Template):
     dense_check: str
     casts: list[str]
     tensors: list[str]
-    """A Python tuple of label, tensor, number of dimensions and dtype for each tensor."""
-    optional: str | None
+    """A Python tuple of label, tensor, number of dimensions and dtypes for each tensor."""
+    optional: str
     """The tensor that may be None."""
     checks: list[Check]
     varlen: bool
@@ -119,8 +125,9 @@ class Interface:
         required = (*map(self.label, self.plan.buffers), *self.packing)
         scale = (("scale", "None"),)
         if decode:
-            return Signature(("q", "k", "v", "state"), required, scale)
-        ends = (("initial_state", "None"), ("output_final_state", "False"))
+            return Signature(("q", "k", "v", "state"), required, (*scale, ("states", "None")))
+        asked = (("output_final_state", "False"), ("return_states", "False"))
+        ends = (("initial_state", "None"), *asked)
         return Signature(("q", "k", "v"), required, (*scale, *ends))
 
     def shapes(self) -> dict[str, str]:
@@ -132,22 +139,23 @@ class Interface:
         }
         state = f"{self.sequences}, HV, {self.K}, {self.V}"
         found |= {"q": f"B, T, H, {self.K}", "k": f"B, T, H, {self.K}"}
+        found["states"] = f"B, T, HV, {self.K}, {self.V}"
         found |= {"v": f"B, T, HV, {self.V}", "initial_state": state, "state": state}
         return {
             n: f"({shape},)" if "," not in shape else f"({shape})" for n, shape in found.items()
         }
 
-    def dtypes(self, state: str) -> dict[str, str]:
-        """Return the dtypes of the floating-point arguments."""
+    def dtypes(self) -> dict[str, str]:
+        """Return the dtypes of the tensors that are cast under autocast, and of states."""
         found: dict[str, str] = dict.fromkeys(("q", "k", "v"), self.spec.dtype)
         found |= {name: self.spec.buffers[name].dtype for name in self.plan.buffers}
-        found[state] = self.spec.state_dtype
+        found |= dict.fromkeys(("initial_state", "state"), self.spec.state_dtype)
         return {name: f"torch.{TORCH_DTYPES[dtype]}" for name, dtype in found.items()}
 
-    def derivatives(self, state: str) -> Derivatives:
-        """Return the derivatives of a function with a tensor of states."""
-        real = [*self.tensors, state]
-        if state == "state":
+    def derivatives(self, *, decode: bool = False) -> Derivatives:
+        """Return the derivatives of a function."""
+        real = [*self.tensors, *(STEPPED if decode else ("initial_state",))]
+        if decode:
             refused = dict.fromkeys(real, NO_BACKWARD)
         elif not self.plan.backward:
             refused = dict.fromkeys(real, NOT_ASKED_FOR)
@@ -159,25 +167,27 @@ class Interface:
                 for n in self.plan.buffers
                 if n not in self.plan.learned
             }
-        derived = self.plan.backward and state != "state"
+        derived = self.plan.backward and not decode
         return derivatives_of(real, refused, derived=derived, called=self.called)
 
-    def arguments(self, name: str, state: str) -> Arguments:
+    def arguments(self, name: str, *, decode: bool = False) -> Arguments:
         """Return the checks of a function."""
-        dtypes = self.dtypes(state)
+        dtypes, states = self.dtypes(), STEPPED if decode else ("initial_state",)
+        allowed = {n: f"[{dtype}]" for n, dtype in dtypes.items()}
+        allowed["states"] = "[torch.float32, torch.bfloat16]"
         dims = {n: shape.count(",") + (shape[-2:] != ",)") for n, shape in self.shapes().items()}
-        given = [*self.tensors, state]
+        given = [*self.tensors, *states]
         renamed = {n: self.label(n) for n in self.plan.buffers if self.label(n) != n}
         return Arguments(
             name=name,
             assigned=[f"{inner} = {label}" for inner, label in renamed.items()],
             dense_check=dense(name, [*given, *self.packing]),
-            casts=cast_lines({n: d for n, d in dtypes.items() if n != "state"}),
-            tensors=[f'("{self.label(n)}", {n}, {dims[n]}, {dtypes[n]})' for n in given],
-            optional="initial_state" if state == "initial_state" else None,
-            checks=[*self._sizes(), *self._shapes(state), *self._strides()],
+            casts=cast_lines({n: dtypes[n] for n in given if n not in STEPPED}),
+            tensors=[f'("{self.label(n)}", {n}, {dims[n]}, {allowed[n]})' for n in given],
+            optional=states[-1],
+            checks=[*self._sizes(), *self._shapes(states), *self._strides(decode)],
             varlen=self.spec.varlen,
-            derivatives=self.derivatives(state),
+            derivatives=self.derivatives(decode=decode),
             scale=self.scale,
         )
 
@@ -199,21 +209,23 @@ class Interface:
             found.append(Check("B != 1", "packed sequences need B = 1, got {B}"))
         return found
 
-    def _shapes(self, state: str) -> list[Check]:
+    def _shapes(self, states: tuple[str, ...]) -> list[Check]:
         shapes, found = self.shapes(), list[Check]()
-        for name in (*self.tensors, state):
+        for name in (*self.tensors, *states):
             shape, label = shapes[name], self.label(name)
             wrong = f"{name}.shape != {shape}"
-            if name == "initial_state":
-                wrong = f"initial_state is not None and {wrong}"
+            if name == states[-1]:
+                wrong = f"{name} is not None and {wrong}"
             message = f"{label} must be {{list({shape})}}, got {{list({name}.shape)}}"
             found.append(Check(wrong, message))
         return found
 
-    def _strides(self) -> list[Check]:
+    def _strides(self, decode: bool) -> list[Check]:
         """Return the checks that strides are small: kernels multiply positions in a chunk, and
-        columns, by strides in 32 bits.
+        rows and columns, by strides in 32 bits.
         """
+        rows = "strides between rows and columns of a state must be less than 2**23"
+        stepped = f"max(max(x.stride()[-2:]) for x in ({', '.join(STEPPED)}) if x is not None)"
         tokens = ["q", "k", "v", *(n for n in self.plan.buffers if self.spec.buffers[n].tokens)]
         return [
             Check(
@@ -227,6 +239,7 @@ class Interface:
                     "contiguous"
                 ),
             ),
+            *([Check(f"{stepped} >= 2**23", f"{rows}: make it contiguous")] if decode else []),
         ]
 
     def docstring(self, *, decode: bool = False) -> Docstring:
@@ -237,6 +250,8 @@ class Interface:
         return Docstring(
             K=self.K,
             V=self.V,
+            BT=spec.chunk_size,
+            least=spec.chunk_size - 1,
             dtype=TORCH_DTYPES[spec.dtype],
             state_dtype=TORCH_DTYPES[spec.state_dtype],
             head_words=self._head_words(),
@@ -246,7 +261,7 @@ class Interface:
             decodes=decode,
             scale=self.scale.replace(f"{self.K} ** -0.5", f"1 / sqrt({self.K})"),
             grad_words=words if self.plan.backward and not decode else None,
-            derivatives=self.derivatives("state" if decode else "initial_state"),
+            derivatives=self.derivatives(decode=decode),
         )
 
     def _head_words(self) -> str:

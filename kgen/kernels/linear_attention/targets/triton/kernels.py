@@ -156,23 +156,37 @@ class Pairs(Kernel):
 
     template: ClassVar[str] = "linear_attention/triton/_pairs.j2"
 
+    levels: int
+    """The number of bits of an index in a chunk."""
+
+
+@dataclass(frozen=True)
+class Equations(Kernel):
+    """The kernel of the matrix A of the triangular system of a chunk."""
+
+    template: ClassVar[str] = "linear_attention/triton/_equations.j2"
+
 
 @dataclass(frozen=True)
 class Solve(Kernel):
-    """The kernel that solves the triangular system of a chunk."""
+    """The kernel that multiplies values and keys by the inverse of a chunk."""
 
     template: ClassVar[str] = "linear_attention/triton/_solve.j2"
 
 
 @dataclass(frozen=True)
 class Inverse(Template):
-    """The functions that invert a triangular matrix."""
+    """The kernel that inverts the triangular matrix of a chunk, and its functions."""
 
     template: ClassVar[str] = "linear_attention/triton/_inverse.j2"
 
+    signature: KernelSignature
     blocks: int
     """The number of blocks of 16 rows."""
     levels: list[Level]
+    """The steps up to inverses of half of the rows."""
+    last: int
+    """Half of the rows, or 0 if the matrix is one block."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +240,7 @@ class Kernels:
     q_map: FeatureMap | None
     k_map: FeatureMap | None
     pairs: Pairs | None
+    equations: Equations | None
     inverse: Inverse | None
     solve: Solve | None
     states: States
@@ -250,12 +265,13 @@ class Builder:
 
     def kernels(self) -> Kernels:
         """Return all kernels."""
-        delta = self.traits.delta
+        delta, column = self.traits.delta, self.traits.by_column
         return Kernels(
             gates=self.gates() if self.decays or self.betas else None,
             q_map=self.feature_map("q"),
             k_map=self.feature_map("k"),
-            pairs=self.pairs() if self.traits.by_column else None,
+            pairs=self.pairs() if column else None,
+            equations=self.equations() if delta and not column else None,
             inverse=inverse(self.spec.chunk_size) if delta else None,
             solve=self.solve() if delta else None,
             states=self.states(),
@@ -307,15 +323,22 @@ class Builder:
         return FeatureMap(signature, of, value, eps)
 
     def pairs(self) -> Pairs:
-        equations = [Operand("A")] if self.traits.delta else []
+        equations = [*self.betas, Operand("A")] if self.traits.delta else []
         operands = [Q, K, *self.decays, Operand("P"), *equations]
-        signature = chunk_signature(self.plan, "_pairs_kernel", operands, numbers=SCALE)
-        return Pairs(signature, self.chunk, self.traits)
+        signature = chunk_signature(
+            self.plan, "_pairs_kernel", operands, numbers=SCALE, tile=("BLOCK_K",)
+        )
+        levels = self.spec.chunk_size.bit_length() - 1
+        return Pairs(signature, self.chunk, self.traits, levels)
+
+    def equations(self) -> Equations:
+        operands = [K, *self.decays, *self.betas, Operand("A")]
+        signature = chunk_signature(self.plan, "_equations_kernel", operands, tile=("BLOCK_K",))
+        return Equations(signature, self.chunk, self.traits)
 
     def solve(self) -> Solve:
-        equations = [Operand("A")] if self.traits.by_column else []
-        results = [Operand("inverse"), Operand("W"), Operand("U")]
-        operands = [K, V, *self.decays, *self.betas, *equations, *results]
+        results = [Operand("W"), Operand("U")]
+        operands = [K, V, *self.decays, *self.betas, Operand("inverse"), *results]
         signature = chunk_signature(
             self.plan, "_solve_kernel", operands, tile=("BLOCK_K", "BLOCK_V")
         )
@@ -324,13 +347,13 @@ class Builder:
     def states(self) -> States:
         delta = self.traits.delta
         updates = [Operand("W"), Operand("U"), Operand("new")] if delta else [V, *self.betas]
-        ends = [Operand("states"), Operand("initial_state"), Operand("final_state")]
+        ends = [Operand(n) for n in ("states", "ends", "initial_state", "final_state")]
         signature = sequence_signature(
             self.plan,
             "_states_kernel",
             [K, *updates, *self.decays, *ends],
             numbers=("N", "NT") if self.spec.varlen else (),
-            constants=("H", "HV", "INITIAL", "FINAL"),
+            constants=("H", "HV", "INITIAL", "FINAL", "ENDS"),
             tile=("BLOCK_V",),
         )
         return States(signature, self.sequence, self.traits, self.spec.varlen)
@@ -367,8 +390,14 @@ class Builder:
         signature = sequence_signature(
             self.plan,
             "_decode_kernel",
-            [*operands, Operand("state", "bhkv"), Operand("o")],
+            [
+                *operands,
+                Operand("state", "bhkv"),
+                Operand("states", "bthkv", optional=True),
+                Operand("o"),
+            ],
             numbers=SCALE,
+            constants=("H", "HV", "STATES"),
             tile=("BLOCK_V",),
         )
         return Decode(
@@ -386,6 +415,11 @@ class Builder:
 
 
 def inverse(chunk: int) -> Inverse:
-    """Return the functions that invert a matrix of `chunk` rows."""
-    sizes: Iterable[int] = (size for size in (16, 32, 64) if size < chunk)
-    return Inverse(chunk // 16, [Level(chunk // 2 // size, size) for size in sizes])
+    """Return the kernel that inverts a matrix of `chunk` rows."""
+    last = chunk // 2 if chunk > 16 else 0
+    sizes: Iterable[int] = (size for size in (16, 32) if size < last)
+    levels = [Level(chunk // 2 // size, size) for size in sizes]
+    operands = (Operand("A"), Operand("inverse"))
+    return Inverse(
+        KernelSignature("_inverse_kernel", operands, (), (), ()), chunk // 16, levels, last
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels
-from kgen.kernels.linear_attention.targets.triton.interface import Function, Interface
+from kgen.kernels.linear_attention.targets.triton.interface import STEPPED, Function, Interface
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
 from kgen.kernels.linear_attention.targets.triton.steps import Step, Steps
 from kgen.targets import opening
@@ -108,6 +108,8 @@ class Launcher(Template):
     output: Step
     state_shape: str
     state_dtype: str
+    ends: str
+    """The call that allocates the states after chunks."""
     fakes: list[str]
     """Calls that allocate the results."""
     backward: Backward | None
@@ -138,17 +140,18 @@ def launcher(
         varlen=spec.varlen,
         parameters=typed,
         operands=operands,
-        results=f"tuple[{', '.join(['Tensor'] * (2 + len(saved)))}]",
+        results=f"tuple[{', '.join(['Tensor'] * (3 + len(saved)))}]",
         layouts=", ".join([*interface.tensors, "initial_state", *interface.packing]),
         chunks=list(steps.chunks(kernels)),
         held=held,
         saved=saved,
         mapped=[f"{n[0]} = {n}" for n in ("q_mapped", "k_mapped") if n in held],
-        in_bf16=["o.bfloat16()", "final_state", *(_in_bf16(name) for name in saved)],
+        in_bf16=["o.bfloat16()", "final_state", "ends", *(_in_bf16(name) for name in saved)],
         output=steps.output(kernels),
         state_shape=f"(N, HV, {interface.K}, {interface.V})",
         state_dtype=TORCH_DTYPES[spec.state_dtype],
-        fakes=["v.new_empty(v.shape)", "final_state", *(_fake(steps, n) for n in saved)],
+        ends=steps.made()["ends"],
+        fakes=["v.new_empty(v.shape)", "final_state", "ends", *(_fake(steps, n) for n in saved)],
         backward=_backward(interface, kernels, backward, steps) if backward else None,
         function=_function(interface),
         decoding=_decoding(interface, kernels, steps) if kernels.decode else None,
@@ -158,8 +161,10 @@ def launcher(
 _TYPES = {
     "dfinal_state": "Optional[Tensor]",
     "initial_state": "Optional[Tensor]",
+    "states": "Optional[Tensor]",
     "scale": "float",
     "final": "bool",
+    "within": "bool",
 }
 
 
@@ -177,7 +182,7 @@ def _fake(steps: Steps, name: str) -> str:
 
 
 def _operands(interface: Interface) -> list[str]:
-    return [*interface.tensors, *interface.packing, "initial_state", "scale", "final"]
+    return [*interface.tensors, *interface.packing, "initial_state", "scale", "final", "within"]
 
 
 def _backward(
@@ -220,16 +225,21 @@ def _backward(
 
 def _function(interface: Interface) -> Function:
     spec = interface.spec
-    operands = ", ".join(_operands(interface)[:-1])
+    operands = ", ".join(_operands(interface)[:-2])
+    asked = "bool(output_final_state), bool(return_states)"
+    rows = f"B, _cdiv(T, {spec.chunk_size}), HV, {interface.K}, {interface.V}"
+    states = "ends" if spec.varlen else f"ends.view({rows})"
     return Function(
         name=spec.name,
         signature=str(interface.signature()),
         summary=opening(spec),
         docstring=interface.docstring(),
-        arguments=interface.arguments(spec.name, "initial_state"),
+        arguments=interface.arguments(spec.name),
         made=[
             "initial_state = None if initial_state is None else initial_state.contiguous()",
-            f"o, final_state = _forward_op({operands}, bool(output_final_state))[:2]",
+            f"o, final_state, ends = _forward_op({operands}, {asked})[:3]",
+            "if return_states:",
+            f"    return (o, final_state, {states}) if output_final_state else (o, {states})",
             "return (o, final_state) if output_final_state else o",
         ],
     )
@@ -239,7 +249,7 @@ def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
     spec = interface.spec
     assert kernels.decode is not None
     name = f"{spec.name}_decode"
-    operands = [*interface.tensors, "state", *interface.packing, "scale"]
+    operands = [*interface.tensors, *STEPPED, *interface.packing, "scale"]
     programs = f'N * HV * ({interface.V} // tile["BLOCK_V"])'
     call = "new_zeros" if spec.varlen else "new_empty"
     made = {"o": f"v.{call}(v.shape)"}
@@ -249,14 +259,14 @@ def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
         parameters=[f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands],
         operands=operands,
         varlen=spec.varlen,
-        layouts=", ".join([*interface.tensors, "state", *interface.packing]),
+        layouts=", ".join([*interface.tensors, *STEPPED, *interface.packing]),
         step=steps.step("decode", kernels.decode.signature, programs, made),
         function=Function(
             name=name,
             signature=str(interface.signature(decode=True)),
             summary="Step the state of each sequence in place, one token after the other.",
             docstring=interface.docstring(decode=True),
-            arguments=interface.arguments(name, "state"),
+            arguments=interface.arguments(name, decode=True),
             made=[f"return _decode_op({', '.join(operands)})"],
         ),
     )

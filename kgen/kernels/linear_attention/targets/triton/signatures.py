@@ -26,13 +26,15 @@ class Operand:
 
     name: str
     axes: str = ""
+    optional: bool = False
+    """True if the tensor may be None. The launcher then has its strides in `stride_NAME`."""
 
     @property
     def strides(self) -> dict[str, str]:
         """Launch arguments by the names of the strides."""
+        of = f"stride_{self.name}[{{}}]" if self.optional else f"{self.name}.stride({{}})"
         return {
-            f"stride_{self.name}_{axis}": f"{self.name}.stride({number})"
-            for number, axis in enumerate(self.axes)
+            f"stride_{self.name}_{axis}": of.format(number) for number, axis in enumerate(self.axes)
         }
 
 
@@ -85,6 +87,8 @@ class KernelSignature:
 VALUES = {
     "INITIAL": "initial",
     "FINAL": "final",
+    "STATES": "stepped",
+    "ENDS": "within",
     "PARTS": "dG.shape[0]",
     "BETA_PARTS": "dbetas.shape[0]",
 }

@@ -15,7 +15,7 @@ from kgen.kernels.linear_attention.targets.triton.gradients import (
     BackwardKernels,
 )
 from kgen.kernels.linear_attention.targets.triton.interface import Interface
-from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Inverse, Kernels
+from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels
 from kgen.kernels.linear_attention.targets.triton.launcher import Launcher, launcher
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.kernels.linear_attention.targets.triton.steps import TileTable, tables
@@ -105,11 +105,7 @@ def module(plan: LinearAttentionPlan, called: Mapping[str, str], *, single: bool
 
 def signatures(kernels: Kernels, backward: BackwardKernels | None) -> dict[str, KernelSignature]:
     """Return the parameters of each kernel by its name."""
-    return {
-        name: kernel.signature
-        for name, kernel in (_there(kernels) | _there(backward)).items()
-        if not isinstance(kernel, Inverse)
-    }
+    return {name: kernel.signature for name, kernel in (_there(kernels) | _there(backward)).items()}
 
 
 def _there(kernels: Kernels | BackwardKernels | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKerne
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.targets.triton import tables as by_chip
+from kgen.targets.triton.text import TORCH_DTYPES
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,10 @@ class Steps:
             "U": self.by_token(V),
             "new": self.by_token(V),
             "states": self.new("slots", "HV", K, V),
+            "ends": (
+                f"q.new_empty((slots, HV, {K}, {V}) if within else 0, "
+                f"dtype=torch.{TORCH_DTYPES[self.spec.state_dtype]})"
+            ),
         }
 
     def step(
@@ -131,7 +136,9 @@ class Steps:
             "gates": (kernels.gates, heads + columns, ()),
             "q_map": (kernels.q_map, rows, ("q = q_mapped",)),
             "k_map": (kernels.k_map, rows, ("k = k_mapped",)),
-            "pairs": (kernels.pairs, f"{heads} * {self.chunk // 16}", ()),
+            "pairs": (kernels.pairs, heads, ()),
+            "equations": (kernels.equations, heads, ()),
+            "inverse": (kernels.inverse, heads, ()),
             "solve": (kernels.solve, heads, ()),
             "states": (kernels.states, blocks, ()),
         }
@@ -218,5 +225,6 @@ class Steps:
     def held(self, kernels: Kernels) -> list[str]:
         """Return the tensors of forward that later kernels read, in order."""
         steps = list(self.chunks(kernels))
-        made = [name for step in steps for name in step.fills if name not in ("A", "U")]
+        apart = ("A", "U", "ends")
+        made = [name for step in steps for name in step.fills if name not in apart]
         return [*(["seqs"] if self.spec.varlen else []), *made]
