@@ -32,6 +32,8 @@ PAGE = ROOT / "docs" / "serving-engines.md"
 PROGRAM = Path(__file__).parent / "engine_calls.py"
 ADAPTERS = {"vllm": vllm_adapter, "sglang": sglang_adapter}
 PASSED_WITH = {"vllm": "0.33.0 and 0.24.0", "sglang": "0.5.23"}
+SIGNED = {"vllm": "0.33.0", "sglang": "0.5.23"}
+"""The versions whose signatures the stand-ins have."""
 BOUND = 1e-2
 """Tolerance for bfloat16, relative to the largest element."""
 QUICK = ("vllm any", "vllm fp8", "sglang window")
@@ -142,7 +144,7 @@ def test_vllm_checks_the_features_of_the_backend(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ADAPTERS)
 def test_stand_ins_have_the_signatures_of_the_engine(engine: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(engine) is None:
-        pytest.skip(f"{engine} is not installed; this passed with {PASSED_WITH[engine]}")
+        pytest.skip(f"{engine} is not installed; this passed with {SIGNED[engine]}")
     stand_in(engine, tmp_path)
     own, theirs = (signatures(engine, folder) for folder in (str(tmp_path), ""))
     assert len(own) >= 10
