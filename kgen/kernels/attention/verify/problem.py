@@ -192,7 +192,7 @@ def problem_of(loaded: Any) -> Problem:
         fast_math=bool(getattr(spec, "fast_math", False)),
         varlen=spec.varlen,
         sinks=spec.sinks,
-        row_max=spec.row_max,
+        row_max=bool(getattr(spec, "row_max", False)),
         score_mod=loaded.trees.get("score_mod"),
         mask_mod=loaded.trees.get("mask_mod"),
         aligned_to_end=spec.aligned_to_end,
