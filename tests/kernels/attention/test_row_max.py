@@ -213,3 +213,35 @@ def _check_transforms(peaks: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
     several = torch.stack([q, 2 * q])
     each = torch.func.vmap(lambda x: peaks(x, k, v, return_max=True)[1])(several)
     torch.testing.assert_close(each[1], 2 * each[0])
+
+
+def test_bench_has_a_peer_with_the_largest_scores(tmp_path: Path) -> None:
+    for name, lines in {"dense": (CAUSAL,), "pages": SPECS["pages"][0]}.items():
+        text = text_of(*lines)
+        interpreted(_check_peer, text, emitted(text, tmp_path), name)
+
+
+def _check_peer(text: str, path: Path, name: str) -> None:
+    from kgen.kernels.attention.bench.peers import DoesNotApply, prepare
+    from kgen.kernels.attention.bench.workload import draw_workload
+    from kgen.verify import interpreter
+
+    interpreter.mend()
+    module: Any = import_file(path, f"kgen_test_peer_{name}")
+    workload = draw_workload(problem_of(loads(text, "peaks.yaml")), 1, 1, 64, "cpu")
+    operands, functions = (workload.q, workload.k, workload.v), {"kgen": module.peaks}
+    calls = [prepare(peer, workload, functions) for peer in ("kgen", "kgen-max")]
+    operators: list[str] = []
+    known = module._out_lse_max_op
+
+    def counted(*given: Any) -> Any:
+        operators.append("max")
+        return known(*given)
+
+    module._out_lse_max_op = counted
+    plain, largest = (call(*operands) for call in calls)
+    assert torch.equal(plain, largest)
+    assert operators == ["max"]
+    without = draw_workload(problem_of(loads(text.replace(ASKED, ""), "x.yaml")), 1, 1, 64, "cpu")
+    with pytest.raises(DoesNotApply):
+        prepare("kgen-max", without, functions)
