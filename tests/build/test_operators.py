@@ -348,7 +348,10 @@ def _errors(folder: Path) -> tuple[dict[str, float], list[str]]:
         gradients.append(torch.autograd.grad(loss, of))
     names = ("out", "lse", "dq", "dk", "dv", "dsinks")
     pairs = zip(names, (*got, *gradients[1]), (*want, *gradients[0]), strict=True)
-    errors = {n: float((a.double() - b).abs().max() / b.abs().max()) for n, a, b in pairs}
+    errors = {
+        n: float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max())
+        for n, a, b in pairs
+    }
     return errors, loaded.kernels()
 
 
