@@ -335,26 +335,41 @@ def test_a_file_that_runs_as_a_script_names_what_it_lacks(file: str) -> None:
     assert "this file cannot run alone. Import its folder" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("file", "remedy"),
-    [
-        ("causal/triton.py", "Copy the whole folder, or use `kgen render --single`"),
-        ("causal/cuda.py", "Copy the whole folder"),
-        ("gated_delta_output/cute_sm90.py", "Copy the whole folder"),
-        ("gated_delta_output/cute_sm100.py", "Copy the whole folder"),
-        ("rms_norm/triton.py", "Copy the whole folder, or use `kgen render --single`"),
-        ("rms_norm/cuda.py", "Copy the whole folder"),
-    ],
+LAUNCHED = (
+    "causal/triton.py",
+    "causal/cuda.py",
+    "gated_delta_output/cute_sm90.py",
+    "gated_delta_output/cute_sm100.py",
+    "gated_delta_output/triton.py",
+    "gated_delta_rule/triton.py",
+    "rms_norm/triton.py",
+    "rms_norm/cuda.py",
 )
-def test_a_copy_without_its_launcher_names_the_missing_file(
-    file: str, remedy: str, tmp_path: Path
-) -> None:
+REMEDY = ": _launch.py is missing or of another version. Copy or render all files"
+
+
+@pytest.mark.parametrize("file", LAUNCHED)
+def test_a_copy_without_its_launcher_names_the_missing_file(file: str, tmp_path: Path) -> None:
     source = ROOT / "generated" / file
     shutil.copy(source, tmp_path)
     with pytest.raises(ImportError) as caught:
         import_file(tmp_path / source.name, f"kgen_test_incomplete_{source.stem}")
     assert type(caught.value) is ImportError
-    assert str(caught.value).endswith(f": _launch.py is missing. {remedy}")
+    assert str(caught.value).endswith(REMEDY)
+
+
+@pytest.mark.parametrize("file", LAUNCHED)
+def test_a_launcher_of_another_version_is_named(file: str, tmp_path: Path) -> None:
+    """A later kgen may rename a function of `_launch.py`. The cause names the function."""
+    source = ROOT / "generated" / file
+    shutil.copy(source, tmp_path)
+    launcher = source.with_name("_launch.py").read_text()
+    assert launcher.count("def _dense(") == 1
+    (tmp_path / "_launch.py").write_text(launcher.replace("def _dense(", "def _dense_later("))
+    with pytest.raises(ImportError) as caught:
+        import_file(tmp_path / source.name, f"kgen_test_mixed_{source.stem}")
+    assert str(caught.value).endswith(REMEDY)
+    assert "cannot import name '_dense'" in str(caught.value.__context__)
 
 
 def test_a_folder_without_its_launcher_is_not_imported(tmp_path: Path) -> None:
