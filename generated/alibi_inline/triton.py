@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 76555ec597a49dc4
-# body (hash of the text below): bae7ee1621a297cb
+# inputs (hash of spec and templates): 90560886ec6373b0
+# body (hash of the text below): f9652148cae49d85
 """Causal attention with ALiBi slopes computed from the head's index.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -44,8 +44,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("alibi_inline: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("alibi_inline: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -452,7 +452,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("alibi_inline")
-_LIBRARY = _library("kgen_86fd5e661ab12794", "alibi_inline")
+_LIBRARY = _library("kgen_30f9acc09401f58f", "alibi_inline")
 
 
 def _descriptors(tile, *blocks):

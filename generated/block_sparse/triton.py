@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 57f7abb32b316186
-# body (hash of the text below): d9aca8b76cec9314
+# inputs (hash of spec and templates): e12678e293b272a0
+# body (hash of the text below): 4b320126cd69f187
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("block_sparse: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("block_sparse: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -586,7 +586,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("block_sparse")
-_LIBRARY = _library("kgen_a410ac90fa4ec6e6", "block_sparse")
+_LIBRARY = _library("kgen_33918704d7c1e1cd", "block_sparse")
 
 
 def _descriptors(tile, *blocks):

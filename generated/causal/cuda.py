@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d46604654809b389
-# body (hash of the text below): 5f548aa61df3ae01
+# inputs (hash of spec and templates): 0f354864ed5dfe13
+# body (hash of the text below): d503791bcf525510
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -32,8 +32,8 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _dtype, _library, _no_gradients, _no_tangents, _operator
-except ModuleNotFoundError:
-    raise ImportError("causal_delta: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("causal_delta: _launch.py is missing or of another version. Copy or render all files")
 
 # --- loading and launching -------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ def _launch(device, name, grid, block, args):
 
 # --- the operator ------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_24f9cd6a59f19991", "causal_delta")
+_LIBRARY = _library("kgen_4771fc97fca5225f", "causal_delta")
 
 
 def _vectors(x):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9044cf26a76f13eb
-# body (hash of the text below): 130518b30fe5a544
+# inputs (hash of spec and templates): 1d1f05a5efffe2e7
+# body (hash of the text below): 2e58fb81e16be66d
 """Attention of every query to the keys up to its own position.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("causal: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -435,7 +435,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal")
-_LIBRARY = _library("kgen_fc749442254e8eda", "causal")
+_LIBRARY = _library("kgen_51535481d8bda007", "causal")
 
 
 def _descriptors(tile, *blocks):

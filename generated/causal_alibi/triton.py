@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 77137695d3fac02e
-# body (hash of the text below): db7c90ce17d54ba7
+# inputs (hash of spec and templates): fc5f7fb344bbe07b
+# body (hash of the text below): ab59dbb61efdd369
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -43,8 +43,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_gradients, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("causal_alibi: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("causal_alibi: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -454,7 +454,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_alibi")
-_LIBRARY = _library("kgen_ba1ca45d43e83998", "causal_alibi")
+_LIBRARY = _library("kgen_92be6a62ef87c732", "causal_alibi")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): deffcaf2e90dea77
-# body (hash of the text below): b5d7f425515ad326
+# inputs (hash of spec and templates): 46747cd74e67722c
+# body (hash of the text below): c15bcae37a397d1d
 """Attention of every query to the keys up to its own position, heads of 64.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("causal_d64: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("causal_d64: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -434,7 +434,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_d64")
-_LIBRARY = _library("kgen_0bafa50e3e3b0f76", "causal_d64")
+_LIBRARY = _library("kgen_ccf578fc468a7a20", "causal_d64")
 
 
 def _descriptors(tile, *blocks):

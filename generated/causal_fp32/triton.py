@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ca80041b13ef386f
-# body (hash of the text below): 28b581a4ce5dfc2e
+# inputs (hash of spec and templates): a19f61bb0b947962
+# body (hash of the text below): 2ac6900906c544f3
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -39,8 +39,8 @@ try:
         _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library, _no_tangents,
         _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("causal_fp32: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("causal_fp32: _launch.py is missing or of another version. Copy or render all files")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
@@ -415,7 +415,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_fp32")
-_LIBRARY = _library("kgen_35d1f957bd27f505", "causal_fp32")
+_LIBRARY = _library("kgen_37e027b197dd22d2", "causal_fp32")
 
 
 def _descriptors(tile, *blocks):

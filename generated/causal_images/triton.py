@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9e030ab96e69dd59
-# body (hash of the text below): 6a735ecb43bfcd57
+# inputs (hash of spec and templates): 157726b82c0c26a7
+# body (hash of the text below): fcf83c867014b9e9
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("causal_images: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("causal_images: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -584,7 +584,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_images")
-_LIBRARY = _library("kgen_90c63effb48c60ed", "causal_images")
+_LIBRARY = _library("kgen_be7eb239509542b5", "causal_images")
 
 
 def _descriptors(tile, *blocks):

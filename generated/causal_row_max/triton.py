@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 58971e2a61d966ba
-# body (hash of the text below): 60234c481c384dff
+# inputs (hash of spec and templates): ed0fc7c4c6cd0ad1
+# body (hash of the text below): e49dd932f9f56de2
 """Causal attention that returns the largest score of each row, as QK-clip needs it.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("causal_row_max: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("causal_row_max: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -443,7 +443,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_row_max")
-_LIBRARY = _library("kgen_a6158a560f8224db", "causal_row_max")
+_LIBRARY = _library("kgen_e4b629d191259b55", "causal_row_max")
 
 
 def _descriptors(tile, *blocks):

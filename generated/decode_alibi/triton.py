@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c2e843540696021c
-# body (hash of the text below): 8e51c71751dbfcab
+# inputs (hash of spec and templates): dcd99eb9b4305e91
+# body (hash of the text below): d3ad0b0e5e2e68bd
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -45,8 +45,8 @@ try:
         _library, _multiprocessors, _next_power_of_2, _no_gradients, _no_tangents, _once, _operator, _real,
         _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("decode_alibi: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("decode_alibi: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -635,7 +635,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("decode_alibi")
-_LIBRARY = _library("kgen_a7a067d2eb8995a8", "decode_alibi")
+_LIBRARY = _library("kgen_86f97ee2c0d38730", "decode_alibi")
 
 
 def _descriptors(tile, *blocks):

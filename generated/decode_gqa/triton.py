@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 268a07703e13587e
-# body (hash of the text below): d1ef984a188dd576
+# inputs (hash of spec and templates): 07c847625ec4be06
+# body (hash of the text below): c3af94f57e21ee14
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -41,8 +41,8 @@ try:
         _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
         _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("decode_gqa: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("decode_gqa: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -386,7 +386,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_gqa")
-_LIBRARY = _library("kgen_339fb56f51306393", "decode_gqa")
+_LIBRARY = _library("kgen_646d3cfdc19b44ae", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):

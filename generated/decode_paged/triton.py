@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 22a0f6d518a41902
-# body (hash of the text below): 230bc4055c7d2834
+# inputs (hash of spec and templates): 0735c2f11cbe0976
+# body (hash of the text below): 2120d57ca53a2df0
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -40,8 +40,8 @@ try:
         _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
         _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("decode_paged: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("decode_paged: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -274,7 +274,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_paged")
-_LIBRARY = _library("kgen_4b76d8ac5a68d0da", "decode_paged")
+_LIBRARY = _library("kgen_f5ea73d0459a084c", "decode_paged")
 
 
 @functools.lru_cache(maxsize=None)

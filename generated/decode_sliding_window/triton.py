@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f99380a050035a38
-# body (hash of the text below): df31af54fdc0039a
+# inputs (hash of spec and templates): 36f12a150f736016
+# body (hash of the text below): 2700eaf29503acd7
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -43,10 +43,8 @@ try:
         _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
         _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError(
-        "decode_sliding_window: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
-    )
+except ImportError:
+    raise ImportError("decode_sliding_window: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -400,7 +398,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_sliding_window")
-_LIBRARY = _library("kgen_089a11a9a470e65b", "decode_sliding_window")
+_LIBRARY = _library("kgen_79a49d36268ca303", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ad8bacbdbaea4c42
-# body (hash of the text below): 77f565d99ed5d10e
+# inputs (hash of spec and templates): e167fb418f461fca
+# body (hash of the text below): 252488573d80fa3b
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -44,8 +44,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("delta_rule: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("delta_rule: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -740,7 +740,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_dc3a66cf362ab296", "delta_rule")
+_LIBRARY = _library("kgen_61fdc5d817c348a3", "delta_rule")
 
 
 def _sizes(q, v):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b0c1447133ea05c3
-# body (hash of the text below): 99e51718408ed399
+# inputs (hash of spec and templates): 8c0af42713e00839
+# body (hash of the text below): 0696071288e4bfde
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -46,8 +46,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("deltanet_negative: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("deltanet_negative: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -787,7 +787,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_ff3e3a38221ecd93", "deltanet_negative")
+_LIBRARY = _library("kgen_57b8fb27ae8e320d", "deltanet_negative")
 
 
 def _sizes(q, v):

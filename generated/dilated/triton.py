@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9b3a8730a812c2a5
-# body (hash of the text below): 8a75c750c5976cf8
+# inputs (hash of spec and templates): ecbfd22622a0bbad
+# body (hash of the text below): fa8f019dd1bef9ff
 """Causal attention to every fourth position back from the query.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("dilated: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("dilated: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -429,7 +429,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("dilated")
-_LIBRARY = _library("kgen_45caab1087817b23", "dilated")
+_LIBRARY = _library("kgen_6aed7910c987fe46", "dilated")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 6a0c866d49b60f7c
-# body (hash of the text below): cc8ce3ffae535795
+# inputs (hash of spec and templates): 478c30b0138f0617
+# body (hash of the text below): 1cd70e418007c2fe
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("document_causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("document_causal: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -473,7 +473,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("document_causal")
-_LIBRARY = _library("kgen_38a0f786aafcf7af", "document_causal")
+_LIBRARY = _library("kgen_228b29c69c80b656", "document_causal")
 
 
 def _descriptors(tile, *blocks):

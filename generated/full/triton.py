@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f72436faa4c7a032
-# body (hash of the text below): 148e267871495d64
+# inputs (hash of spec and templates): c45e8ce48f5d12fc
+# body (hash of the text below): 6ac978b717490eca
 """Attention of every query to every key.
 
     out = softmax(scale * q @ k^T) @ v
@@ -41,8 +41,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("full: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("full: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -424,7 +424,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("full")
-_LIBRARY = _library("kgen_628f6a3bd9f2f64d", "full")
+_LIBRARY = _library("kgen_a45d58901a0273b3", "full")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b81b5997e15cca07
-# body (hash of the text below): 4dcbda049189af8c
+# inputs (hash of spec and templates): 50b0961c9c7dafee
+# body (hash of the text below): 3a381454eab95140
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -32,8 +32,8 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _dtype, _library, _no_gradients, _no_tangents, _operator
-except ModuleNotFoundError:
-    raise ImportError("full_d64_fp16_delta: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("full_d64_fp16_delta: _launch.py is missing or of another version. Copy or render all files")
 
 # --- loading and launching -------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ def _launch(device, name, grid, block, args):
 
 # --- the operator ------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_f3978084d98363a2", "full_d64_fp16_delta")
+_LIBRARY = _library("kgen_fda966b6f1a4bdf5", "full_d64_fp16_delta")
 
 
 def _vectors(x):

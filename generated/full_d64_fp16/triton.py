@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ff1051b0749a0b2b
-# body (hash of the text below): 56ffe24556366f33
+# inputs (hash of spec and templates): 2938d01aa1669ccf
+# body (hash of the text below): 092467a44618501f
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -41,8 +41,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("full_d64_fp16: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("full_d64_fp16: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -423,7 +423,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("full_d64_fp16")
-_LIBRARY = _library("kgen_143fe1b7f3ebb244", "full_d64_fp16")
+_LIBRARY = _library("kgen_490afc5a4a06c9d7", "full_d64_fp16")
 
 
 def _descriptors(tile, *blocks):

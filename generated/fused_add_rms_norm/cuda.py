@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): bd21dacbd651161f
-# body (hash of the text below): 0100601b7802f4b8
+# inputs (hash of spec and templates): fe1011b4f495ae05
+# body (hash of the text below): 73193707f74da5a3
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -37,8 +37,8 @@ try:
     from ._launch import (
         _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("fused_add_rms_norm: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("fused_add_rms_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
@@ -234,7 +234,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_dad527c258ec0896", "fused_add_rms_norm")
+_LIBRARY = _library("kgen_98d647ccc0f3a6a4", "fused_add_rms_norm")
 
 
 def _outputs(x, save):

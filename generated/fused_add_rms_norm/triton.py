@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 40504ca160d2d0ec
-# body (hash of the text below): 6f7ad5ef87a2ef3f
+# inputs (hash of spec and templates): 5baa6641a930f06d
+# body (hash of the text below): 6eaac992e1f08f1d
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -41,8 +41,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
         _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("fused_add_rms_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("fused_add_rms_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -244,7 +244,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 
 _arch = _arch_for("fused_add_rms_norm")
-_LIBRARY = _library("kgen_8e5272f086e907d9", "fused_add_rms_norm")
+_LIBRARY = _library("kgen_33ec0cd0350dd4df", "fused_add_rms_norm")
 
 
 def _schedule(table, x):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 315463dba56d6296
-# body (hash of the text below): 2546540a57b2e4f9
+# inputs (hash of spec and templates): 4710249a19f0d3e7
+# body (hash of the text below): d82504cc80dd582f
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -56,8 +56,8 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
-except ModuleNotFoundError:
-    raise ImportError("gated_delta_output: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("gated_delta_output: _launch.py is missing or of another version. Copy or render all files")
 
 ARCHS, CAPABILITY = ("sm_100a",), (10, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -557,7 +557,7 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_513b3edcc5614d64", "gated_delta_output")
+_LIBRARY = _library("kgen_78945a625581147b", "gated_delta_output")
 
 
 @_operator(_LIBRARY, "gated_delta_output")

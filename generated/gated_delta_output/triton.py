@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 933aff9505a686db
-# body (hash of the text below): 3cc1193c31a8e460
+# inputs (hash of spec and templates): b91b718d20ec0a67
+# body (hash of the text below): 42079e24a0981c70
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -41,8 +41,8 @@ try:
     from ._launch import (
         _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("gated_delta_output: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("gated_delta_output: _launch.py is missing or of another version. Copy or render all files")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 BT = tl.constexpr(64)
@@ -229,7 +229,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output")
-_LIBRARY = _library("kgen_c590eb427a7cb45d", "gated_delta_output")
+_LIBRARY = _library("kgen_aea1322519923a5c", "gated_delta_output")
 
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 207198b2903df68e
-# body (hash of the text below): cbb3a752993fef52
+# inputs (hash of spec and templates): 3a65877cb41d4775
+# body (hash of the text below): 6b1358c698709ab8
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -60,8 +60,8 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
-except ModuleNotFoundError:
-    raise ImportError("gated_delta_output_fla: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("gated_delta_output_fla: _launch.py is missing or of another version. Copy or render all files")
 
 ARCHS, CAPABILITY = ("sm_100a",), (10, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -625,7 +625,7 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_654d55a32358cca5", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_402d104f3d0ec85e", "gated_delta_output_fla")
 
 
 @_operator(_LIBRARY, "gated_delta_output_fla")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 10165b759b30b201
-# body (hash of the text below): f58aa570473ccae1
+# inputs (hash of spec and templates): 00a104fb44226596
+# body (hash of the text below): d05d2263cadd7d99
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -53,8 +53,8 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
-except ModuleNotFoundError:
-    raise ImportError("gated_delta_output_fla: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("gated_delta_output_fla: _launch.py is missing or of another version. Copy or render all files")
 
 ARCHS, CAPABILITY = ("sm_90a",), (9, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -522,7 +522,7 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_65d0a1cf425c8935", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_4f79e54fd0e9c74f", "gated_delta_output_fla")
 
 
 @_operator(_LIBRARY, "gated_delta_output_fla")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 1c7097110b0d81ca
-# body (hash of the text below): b1653826a99f21f7
+# inputs (hash of spec and templates): 6ffd613b4d39c432
+# body (hash of the text below): 2318dc6a47d801b6
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -41,10 +41,8 @@ try:
     from ._launch import (
         _arch_for, _cast, _dense, _dtype, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError(
-        "gated_delta_output_fla: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
-    )
+except ImportError:
+    raise ImportError("gated_delta_output_fla: _launch.py is missing or of another version. Copy or render all files")
 
 BT = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -301,7 +299,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_fla")
-_LIBRARY = _library("kgen_f312f0d19cff3099", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_eb6630b66fad7449", "gated_delta_output_fla")
 
 
 def _chunk_indices(cu_seqlens, NT):

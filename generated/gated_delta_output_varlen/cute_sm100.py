@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 3376eb194e3628d4
-# body (hash of the text below): bc77e106b8b8ccde
+# inputs (hash of spec and templates): 9a34c8eaeccc1fc9
+# body (hash of the text below): a8c4b37afeaa3d12
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -62,8 +62,10 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
-except ModuleNotFoundError:
-    raise ImportError("gated_delta_output_varlen: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError(
+        "gated_delta_output_varlen: _launch.py is missing or of another version. Copy or render all files",
+    )
 
 ARCHS, CAPABILITY = ("sm_100a",), (10, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -628,7 +630,7 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_4f51bf794eee5058", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_991a5ffb6223fa61", "gated_delta_output_varlen")
 
 
 @_operator(_LIBRARY, "gated_delta_output_varlen")

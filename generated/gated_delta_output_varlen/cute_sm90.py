@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): bf061dafa183a368
-# body (hash of the text below): 305cc33f664441d1
+# inputs (hash of spec and templates): cb41520ac7cd9edf
+# body (hash of the text below): f007a2e3e91fd334
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -55,8 +55,10 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
-except ModuleNotFoundError:
-    raise ImportError("gated_delta_output_varlen: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError(
+        "gated_delta_output_varlen: _launch.py is missing or of another version. Copy or render all files",
+    )
 
 ARCHS, CAPABILITY = ("sm_90a",), (9, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -525,7 +527,7 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_4e368d41375e49eb", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_d904f9dc050291b6", "gated_delta_output_varlen")
 
 
 @_operator(_LIBRARY, "gated_delta_output_varlen")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 63d9dd534862a800
-# body (hash of the text below): 8205265aa4eb75b0
+# inputs (hash of spec and templates): cbe9bb42e6c3e51f
+# body (hash of the text below): 622562d09ee922fc
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -42,9 +42,9 @@ try:
     from ._launch import (
         _arch_for, _cast, _dense, _dtype, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
+except ImportError:
     raise ImportError(
-        "gated_delta_output_varlen: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
+        "gated_delta_output_varlen: _launch.py is missing or of another version. Copy or render all files",
     )
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -295,7 +295,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_varlen")
-_LIBRARY = _library("kgen_b28d0a72c581bb28", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_6a4f616e577bc88a", "gated_delta_output_varlen")
 
 
 def _chunk_indices(cu_seqlens, NT):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c9f9f593321fe3a1
-# body (hash of the text below): 3bae747c230ea5fe
+# inputs (hash of spec and templates): 7925996979fea95b
+# body (hash of the text below): 2545b7623825170c
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -45,8 +45,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("gated_delta_rule: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("gated_delta_rule: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -844,7 +844,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_60a7e3935f72ef13", "gated_delta_rule")
+_LIBRARY = _library("kgen_5c80bad012e06471", "gated_delta_rule")
 
 
 def _sizes(q, v):

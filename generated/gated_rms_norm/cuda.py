@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 101766d34f5d973e
-# body (hash of the text below): 32a96c93e174564c
+# inputs (hash of spec and templates): 716fea0b3765f1af
+# body (hash of the text below): b08f970e2a1b76b9
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -37,8 +37,8 @@ try:
     from ._launch import (
         _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("gated_rms_norm: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("gated_rms_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
@@ -234,7 +234,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_48ec203fd426ef50", "gated_rms_norm")
+_LIBRARY = _library("kgen_43425e5b67ef0876", "gated_rms_norm")
 
 
 def _outputs(x, save):

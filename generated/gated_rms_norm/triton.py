@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f84c51ab8f272016
-# body (hash of the text below): c70e51ff1cdc6aba
+# inputs (hash of spec and templates): 833c90673760b8fa
+# body (hash of the text below): b8410a7418f85baf
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -38,8 +38,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
         _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("gated_rms_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("gated_rms_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -245,7 +245,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 
 _arch = _arch_for("gated_rms_norm")
-_LIBRARY = _library("kgen_626b51d713031cad", "gated_rms_norm")
+_LIBRARY = _library("kgen_f9c0181fe288cf90", "gated_rms_norm")
 
 
 def _schedule(table, x):

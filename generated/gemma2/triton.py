@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): cd6563a536a96217
-# body (hash of the text below): 0c7573e676067cf8
+# inputs (hash of spec and templates): 2889e2418b18a86e
+# body (hash of the text below): b834805de1ec8dda
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -43,8 +43,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("gemma2: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("gemma2: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -459,7 +459,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("gemma2")
-_LIBRARY = _library("kgen_40e5a0d285a22cb3", "gemma2")
+_LIBRARY = _library("kgen_533a6c52dcd8ef6b", "gemma2")
 
 
 def _descriptors(tile, *blocks):

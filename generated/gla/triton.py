@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8154cee61dfbdd56
-# body (hash of the text below): e87cce977970a59e
+# inputs (hash of spec and templates): bb64129914f08fb2
+# body (hash of the text below): 68e3c8f027a0f497
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -43,8 +43,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("gla: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("gla: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -651,7 +651,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_3b660650afe6dde1", "gla")
+_LIBRARY = _library("kgen_84df157e2fe3899a", "gla")
 
 
 def _sizes(q, v):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): cfa55db3a7f14cf9
-# body (hash of the text below): d4c02f38cfd12126
+# inputs (hash of spec and templates): 7b942a36ff90d28e
+# body (hash of the text below): dfd250fb5b5bf43c
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -43,8 +43,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("gpt_oss: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("gpt_oss: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -448,7 +448,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("gpt_oss")
-_LIBRARY = _library("kgen_5237b4866394503f", "gpt_oss")
+_LIBRARY = _library("kgen_145b8dcf4eefa07b", "gpt_oss")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 696af73299d5751b
-# body (hash of the text below): 1d9a14825f226e58
+# inputs (hash of spec and templates): 95447b0ed74f4772
+# body (hash of the text below): 563165d1c10cb19d
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("head_scale: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("head_scale: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -443,7 +443,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("head_scale")
-_LIBRARY = _library("kgen_3f35b47c601d1115", "head_scale")
+_LIBRARY = _library("kgen_ed04616412140c06", "head_scale")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f4fd80cb5d2ab59a
-# body (hash of the text below): 975db8397e9cabbb
+# inputs (hash of spec and templates): 0c637be9ac212e47
+# body (hash of the text below): c4f4f9023342b27b
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -45,8 +45,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("kda: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("kda: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -956,7 +956,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_34f266be61194ebc", "kda")
+_LIBRARY = _library("kgen_838791859b83a04b", "kda")
 
 
 def _sizes(q, v):

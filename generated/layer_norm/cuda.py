@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d754b9af43bcb4b8
-# body (hash of the text below): 843086ff12ed7153
+# inputs (hash of spec and templates): 99b8c5707abee292
+# body (hash of the text below): 19ea39ed222e9949
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -37,8 +37,8 @@ try:
     from ._launch import (
         _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("layer_norm: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("layer_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
@@ -232,7 +232,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_3b2c957237c60065", "layer_norm")
+_LIBRARY = _library("kgen_2de7b836301df516", "layer_norm")
 
 
 def _outputs(x, save):

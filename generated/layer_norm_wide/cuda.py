@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 0ff86364cfe3758b
-# body (hash of the text below): ca38ab19cedb476a
+# inputs (hash of spec and templates): 1f2b674974333bc9
+# body (hash of the text below): 1c427901097b6015
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -37,8 +37,8 @@ try:
     from ._launch import (
         _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("layer_norm_wide: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("layer_norm_wide: _launch.py is missing or of another version. Copy or render all files")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
@@ -197,7 +197,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_41908b80b2e165ac", "layer_norm_wide")
+_LIBRARY = _library("kgen_25879d91312c6869", "layer_norm_wide")
 
 
 def _outputs(x, save):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 705d87331c8be799
-# body (hash of the text below): ca04bd50b155838d
+# inputs (hash of spec and templates): 9b013e350cee3b5f
+# body (hash of the text below): 532ee3cd1fd5ce97
 """Lightning attention, whose decay is a constant slope of each head, as in MiniMax-01.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -45,8 +45,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("lightning: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("lightning: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -561,7 +561,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("lightning")
-_LIBRARY = _library("kgen_db0c74bc3f029cf5", "lightning")
+_LIBRARY = _library("kgen_701125566c2520d6", "lightning")
 
 
 def _sizes(q, v):

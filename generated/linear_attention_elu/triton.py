@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ecd517e659f367ee
-# body (hash of the text below): c5953949b65d7099
+# inputs (hash of spec and templates): 3fbd78cc7b7ce238
+# body (hash of the text below): 06fe26008e43cc5e
 """Linear attention with the feature map elu(x) + 1, in packed sequences.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -46,10 +46,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _launch, _layouts, _library, _no_gradients, _no_tangents, _once,
         _operator, _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError(
-        "linear_attention_elu: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
-    )
+except ImportError:
+    raise ImportError("linear_attention_elu: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -581,7 +579,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("linear_attention_elu")
-_LIBRARY = _library("kgen_c2300df173d5fc4a", "linear_attention_elu")
+_LIBRARY = _library("kgen_493668c4207fa0b5", "linear_attention_elu")
 
 
 def _sizes(q, v, cu_seqlens):

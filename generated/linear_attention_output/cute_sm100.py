@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e3475bb37d39d419
-# body (hash of the text below): 85c490019aeba4b6
+# inputs (hash of spec and templates): bc1b1519a7236851
+# body (hash of the text below): 862f043e2336f323
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -53,8 +53,8 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
-except ModuleNotFoundError:
-    raise ImportError("linear_attention_output: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("linear_attention_output: _launch.py is missing or of another version. Copy or render all files")
 
 ARCHS, CAPABILITY = ("sm_100a",), (10, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -521,7 +521,7 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_e5c8d7ccb9d93ea4", "linear_attention_output")
+_LIBRARY = _library("kgen_0ce24586d8f2334c", "linear_attention_output")
 
 
 @_operator(_LIBRARY, "linear_attention_output")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 00e94c4ef542018a
-# body (hash of the text below): baa91bba6723bc0e
+# inputs (hash of spec and templates): f2c89570fa41d24d
+# body (hash of the text below): 42466bf0e9253637
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -46,8 +46,8 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
-except ModuleNotFoundError:
-    raise ImportError("linear_attention_output: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("linear_attention_output: _launch.py is missing or of another version. Copy or render all files")
 
 ARCHS, CAPABILITY = ("sm_90a",), (9, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -418,7 +418,7 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_cef4e48ea8a6107c", "linear_attention_output")
+_LIBRARY = _library("kgen_afba4c28e3d6ff09", "linear_attention_output")
 
 
 @_operator(_LIBRARY, "linear_attention_output")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 216e09b5691ecf39
-# body (hash of the text below): 7c8c722f381245a7
+# inputs (hash of spec and templates): 58376c096ac3bde1
+# body (hash of the text below): 06f40fe8d52ba320
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -39,10 +39,8 @@ try:
     from ._launch import (
         _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError(
-        "linear_attention_output: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
-    )
+except ImportError:
+    raise ImportError("linear_attention_output: _launch.py is missing or of another version. Copy or render all files")
 
 BT = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -210,7 +208,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("linear_attention_output")
-_LIBRARY = _library("kgen_2a072d0d74e39c15", "linear_attention_output")
+_LIBRARY = _library("kgen_ff2f851c03de5d76", "linear_attention_output")
 
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f75fda9d1bbfcd42
-# body (hash of the text below): d83f1efef3039da0
+# inputs (hash of spec and templates): b09801ca43b041c0
+# body (hash of the text below): 7f117952fa823435
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("llama3_gqa: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("llama3_gqa: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -440,7 +440,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("llama3_gqa")
-_LIBRARY = _library("kgen_63c4ee03b2d03d73", "llama3_gqa")
+_LIBRARY = _library("kgen_839c7cfda4201c3b", "llama3_gqa")
 
 
 def _descriptors(tile, *blocks):

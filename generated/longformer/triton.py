@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): a24a87168030d9a8
-# body (hash of the text below): bd862a3c856b041a
+# inputs (hash of spec and templates): 20d3a4a4c4b829ca
+# body (hash of the text below): a12370debd023fc1
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -39,8 +39,8 @@ try:
         _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library, _no_tangents,
         _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("longformer: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("longformer: _launch.py is missing or of another version. Copy or render all files")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(256)
@@ -472,7 +472,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("longformer")
-_LIBRARY = _library("kgen_4f634889da9028e1", "longformer")
+_LIBRARY = _library("kgen_1b637f52bf046449", "longformer")
 
 
 def _descriptors(tile, *blocks):

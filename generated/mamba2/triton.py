@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b84c978b6316a5b4
-# body (hash of the text below): 223848374a6f2c4d
+# inputs (hash of spec and templates): 37da3f524535d8ba
+# body (hash of the text below): 078080f14e48cde9
 """State space duality of Mamba 2, where q is C, k is B and v is x, with a step size for each token.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -43,8 +43,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("mamba2: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("mamba2: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -647,7 +647,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("mamba2")
-_LIBRARY = _library("kgen_2d122458c2e5dbe5", "mamba2")
+_LIBRARY = _library("kgen_b5f3dd1c8152c3cf", "mamba2")
 
 
 def _sizes(q, v):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d1dd556212fd1b2e
-# body (hash of the text below): 1a7c4bcc2923f5ea
+# inputs (hash of spec and templates): 8fc5e27408708dd5
+# body (hash of the text below): 316dceddecfa4558
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("mla_prefill: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("mla_prefill: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -487,7 +487,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("mla_prefill")
-_LIBRARY = _library("kgen_22ca99e4a5ab93c5", "mla_prefill")
+_LIBRARY = _library("kgen_b21d91d8479f5565", "mla_prefill")
 
 
 def _descriptors(tile, *blocks):

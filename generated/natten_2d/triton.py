@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 18eb5794d9f8e3bb
-# body (hash of the text below): 138065f4650303dc
+# inputs (hash of spec and templates): 89aa0a875a2da333
+# body (hash of the text below): fe2e19ba02229c45
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -49,8 +49,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("natten_2d: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("natten_2d: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -632,7 +632,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("natten_2d")
-_LIBRARY = _library("kgen_5d515087b344f2b7", "natten_2d")
+_LIBRARY = _library("kgen_d9fe93eada4efab3", "natten_2d")
 
 
 def _descriptors(tile, *blocks):

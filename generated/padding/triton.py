@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 16ec652e8cd12475
-# body (hash of the text below): b73f90f842385521
+# inputs (hash of spec and templates): fa2daf6dd43e1246
+# body (hash of the text below): 8700ca7ebffbb10a
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("padding: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("padding: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -435,7 +435,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("padding")
-_LIBRARY = _library("kgen_fad5b192a57431bc", "padding")
+_LIBRARY = _library("kgen_ce537bb4502418b4", "padding")
 
 
 def _descriptors(tile, *blocks):

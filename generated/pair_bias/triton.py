@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b70d06babbd73172
-# body (hash of the text below): f4d7e672a3f6092f
+# inputs (hash of spec and templates): 281b399017f87a64
+# body (hash of the text below): 1369a78e98f2a6cb
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -41,8 +41,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("pair_bias: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("pair_bias: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -534,7 +534,7 @@ def _d_bias_kernel(
 
 
 _arch = _arch_for("pair_bias")
-_LIBRARY = _library("kgen_71c461f74e2aeead", "pair_bias")
+_LIBRARY = _library("kgen_f60ba2aa39b5a2f8", "pair_bias")
 
 
 def _descriptors(tile, *blocks):

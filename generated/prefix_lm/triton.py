@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f5bcea25353a72f2
-# body (hash of the text below): 7aa2f0ff0b417935
+# inputs (hash of spec and templates): 2e2c9af26072bdd0
+# body (hash of the text below): 5c7d813c05e6426b
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _integer, _launch, _layouts,
         _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("prefix_lm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("prefix_lm: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -438,7 +438,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("prefix_lm")
-_LIBRARY = _library("kgen_b9ecbb6ad58247db", "prefix_lm")
+_LIBRARY = _library("kgen_93f0b0dc1aff858b", "prefix_lm")
 
 
 def _descriptors(tile, *blocks):

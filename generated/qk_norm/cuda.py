@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9caf7a177723fea8
-# body (hash of the text below): f4e0ff6e895f82cc
+# inputs (hash of spec and templates): c60bf2127d21c6ae
+# body (hash of the text below): 5b242e9fe5b77b36
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -38,8 +38,8 @@ try:
     from ._launch import (
         _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("qk_norm: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("qk_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
@@ -195,7 +195,7 @@ def _groups(rows, s, resident, multiple):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_b20af36ffe669054", "qk_norm")
+_LIBRARY = _library("kgen_4f53d1774a74377e", "qk_norm")
 
 
 def _outputs(x, save):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4500a9445f819ff1
-# body (hash of the text below): 338a6f1c16d65ebe
+# inputs (hash of spec and templates): da216911ef04cd21
+# body (hash of the text below): 5fc24b83ccb86868
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -38,8 +38,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
         _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("qk_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("qk_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -138,7 +138,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 
 _arch = _arch_for("qk_norm")
-_LIBRARY = _library("kgen_b3154c6eb4575cb1", "qk_norm")
+_LIBRARY = _library("kgen_1e23ff5fa6dbe5e1", "qk_norm")
 
 
 def _schedule(table, x):

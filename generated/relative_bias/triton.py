@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): f1f7c4943af5e52c
-# body (hash of the text below): 67834e1b995c65f9
+# inputs (hash of spec and templates): 5e384284f83163d3
+# body (hash of the text below): 6ef1149cb44ebcf2
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -39,8 +39,8 @@ try:
         _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("relative_bias: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("relative_bias: _launch.py is missing or of another version. Copy or render all files")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
@@ -552,7 +552,7 @@ def _d_table_kernel(
 
 
 _arch = _arch_for("relative_bias")
-_LIBRARY = _library("kgen_16d12b50facf6131", "relative_bias")
+_LIBRARY = _library("kgen_f9ec317e889923e5", "relative_bias")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 120b969f3ef2dfb9
-# body (hash of the text below): 3c4d280a739b0fef
+# inputs (hash of spec and templates): 8b1187f585bc2925
+# body (hash of the text below): 6c0ee3f8b82bfa8e
 """The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -40,8 +40,8 @@ try:
         _arch_for, _cast, _dense, _library, _no_gradients, _no_tangents, _once, _operator, _real, _register_autograd,
         _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("retention_output: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("retention_output: _launch.py is missing or of another version. Copy or render all files")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 BT = tl.constexpr(64)
@@ -222,7 +222,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("retention_output")
-_LIBRARY = _library("kgen_71eb023f623a22c9", "retention_output")
+_LIBRARY = _library("kgen_77d5f992279fac67", "retention_output")
 
 
 

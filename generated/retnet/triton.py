@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 92fe80903a472cd5
-# body (hash of the text below): 8105a0b6b7df32b2
+# inputs (hash of spec and templates): b74e3fdc023714ad
+# body (hash of the text below): 0256d59492501cfe
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -43,8 +43,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("retnet: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("retnet: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -465,7 +465,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("retnet")
-_LIBRARY = _library("kgen_a66842a528d28fad", "retnet")
+_LIBRARY = _library("kgen_6b32fc675dec6e8d", "retnet")
 
 
 def _sizes(q, v):

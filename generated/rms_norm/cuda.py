@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 57468693634a1f9d
-# body (hash of the text below): b6ffad4878fe0e55
+# inputs (hash of spec and templates): 090341617f437003
+# body (hash of the text below): 7a5bfb4ecf6311d2
 """RMS norm over the last dimension.
 
     h = x
@@ -37,8 +37,8 @@ try:
     from ._launch import (
         _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("rms_norm: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("rms_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
@@ -232,7 +232,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_5f4d017d20f7f8f1", "rms_norm")
+_LIBRARY = _library("kgen_3b3e1eaaba20b94a", "rms_norm")
 
 
 def _outputs(x, save):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 23671054c81e75d4
-# body (hash of the text below): 5be32ccfbc237a09
+# inputs (hash of spec and templates): d68684ac09c03534
+# body (hash of the text below): a8901dba7c087ea8
 """RMS norm over the last dimension.
 
     h = x
@@ -38,8 +38,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
         _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("rms_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("rms_norm: _launch.py is missing or of another version. Copy or render all files")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -229,7 +229,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 
 _arch = _arch_for("rms_norm")
-_LIBRARY = _library("kgen_e4193b1a1ab094cb", "rms_norm")
+_LIBRARY = _library("kgen_82efa46911bebdd6", "rms_norm")
 
 
 def _schedule(table, x):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 093a5376bb810118
-# body (hash of the text below): 48e4415dca7e1626
+# inputs (hash of spec and templates): 0eb8c6d3388d4bb8
+# body (hash of the text below): eaa86542b73b9d6c
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -35,8 +35,8 @@ from torch import Tensor
 
 try:
     from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
-except ModuleNotFoundError:
-    raise ImportError("rms_norm_fp8: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("rms_norm_fp8: _launch.py is missing or of another version. Copy or render all files")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
@@ -207,7 +207,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_50a71a7ede255fd8", "rms_norm_fp8")
+_LIBRARY = _library("kgen_222ae7aa04c85b88", "rms_norm_fp8")
 
 
 def _outputs(x):

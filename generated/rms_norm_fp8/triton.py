@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 1883fbe9fa091eb3
-# body (hash of the text below): b6330a075cf4e4dc
+# inputs (hash of spec and templates): 7739a34ba76bf020
+# body (hash of the text below): c545df860d228b7e
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -38,8 +38,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_gradients, _no_tangents, _operator,
         _real,
     )
-except ModuleNotFoundError:
-    raise ImportError("rms_norm_fp8: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("rms_norm_fp8: _launch.py is missing or of another version. Copy or render all files")
 
 FP8_MAX = tl.constexpr(448.0)
 TINY = tl.constexpr(2.0**-110)
@@ -158,7 +158,7 @@ def _forward_kernel(
 
 
 _arch = _arch_for("rms_norm_fp8", 89, " for float8_e4m3fn")
-_LIBRARY = _library("kgen_725d57a9081baf62", "rms_norm_fp8")
+_LIBRARY = _library("kgen_e9fd8e235cd891da", "rms_norm_fp8")
 
 
 def _schedule(table, x):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8c2854a6700dd8b8
-# body (hash of the text below): 27b582378f066bf2
+# inputs (hash of spec and templates): f1800cb8c763635a
+# body (hash of the text below): a3e586ed4a11c8ca
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -37,8 +37,8 @@ try:
     from ._launch import (
         _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("rms_norm_gemma: _launch.py is missing. Copy the whole folder")
+except ImportError:
+    raise ImportError("rms_norm_gemma: _launch.py is missing or of another version. Copy or render all files")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
@@ -234,7 +234,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_95c252319af1afa9", "rms_norm_gemma")
+_LIBRARY = _library("kgen_ebdd400b446ca67d", "rms_norm_gemma")
 
 
 def _outputs(x, save):

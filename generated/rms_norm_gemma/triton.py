@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 5e7263228abbf1ea
-# body (hash of the text below): 1116718ab9f29677
+# inputs (hash of spec and templates): 9b0e14a658804124
+# body (hash of the text below): ad165abe47d406ae
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -38,8 +38,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
         _register_autograd, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("rms_norm_gemma: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("rms_norm_gemma: _launch.py is missing or of another version. Copy or render all files")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -229,7 +229,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 
 _arch = _arch_for("rms_norm_gemma")
-_LIBRARY = _library("kgen_3f7e86138c4cfaee", "rms_norm_gemma")
+_LIBRARY = _library("kgen_a8347a0bef6b3b22", "rms_norm_gemma")
 
 
 def _schedule(table, x):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c5984c1f7fe35950
-# body (hash of the text below): 55fcbe6e3293f5cc
+# inputs (hash of spec and templates): c1e232bb7a86f495
+# body (hash of the text below): 6b252fe9d837d20b
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -41,8 +41,8 @@ try:
         _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
         _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("serve_causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("serve_causal: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -558,7 +558,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_causal")
-_LIBRARY = _library("kgen_5fb103964a46d801", "serve_causal")
+_LIBRARY = _library("kgen_80c6b6125bfd84ef", "serve_causal")
 
 
 def _descriptors(tile, *blocks):

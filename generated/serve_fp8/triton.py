@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): a8fcab6038ee1562
-# body (hash of the text below): 929d58ffd103740e
+# inputs (hash of spec and templates): 8cc98ca2e165ef94
+# body (hash of the text below): 95d2a17a7089563c
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -41,8 +41,8 @@ try:
         _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
         _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("serve_fp8: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("serve_fp8: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -636,7 +636,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_fp8")
-_LIBRARY = _library("kgen_342dea9a414efe5f", "serve_fp8")
+_LIBRARY = _library("kgen_62ceaf767361623b", "serve_fp8")
 
 
 def _descriptors(tile, *blocks):

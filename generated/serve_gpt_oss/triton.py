@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): cf7a9fbfa9c0bc4f
-# body (hash of the text below): 5c18b861e1f4d190
+# inputs (hash of spec and templates): 89df6103799af12f
+# body (hash of the text below): ea4acd5b381a735f
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -41,8 +41,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
         _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("serve_gpt_oss: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("serve_gpt_oss: _launch.py is missing or of another version. Copy or render all files")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(128)
@@ -565,7 +565,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_gpt_oss")
-_LIBRARY = _library("kgen_344b4bb4e929beeb", "serve_gpt_oss")
+_LIBRARY = _library("kgen_221f33b559ea4f70", "serve_gpt_oss")
 
 
 def _descriptors(tile, *blocks):

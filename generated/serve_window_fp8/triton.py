@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e32814c0c6d051c2
-# body (hash of the text below): ceab0b9339733372
+# inputs (hash of spec and templates): 3a7e4c763e206fbd
+# body (hash of the text below): 0c9753c725d23fab
 """Serving over a KV cache in FP8, with sinks and a window that the call sets.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -41,8 +41,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _dtype, _empty, _integer, _launch, _layouts, _library, _multiprocessors,
         _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("serve_window_fp8: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("serve_window_fp8: _launch.py is missing or of another version. Copy or render all files")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
@@ -646,7 +646,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_window_fp8")
-_LIBRARY = _library("kgen_94232f6593b161fd", "serve_window_fp8")
+_LIBRARY = _library("kgen_6d80b80906f74c76", "serve_window_fp8")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): bd9a71d86701cbc6
-# body (hash of the text below): 5912e84d8ff04bbc
+# inputs (hash of spec and templates): f8b3352f69b027a0
+# body (hash of the text below): ab7fd79911d20972
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(scale * q @ k^T) @ v
@@ -41,8 +41,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("siglip: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("siglip: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -523,7 +523,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("siglip")
-_LIBRARY = _library("kgen_fb9c4a1012bf365f", "siglip")
+_LIBRARY = _library("kgen_d5ce5210ac5707a7", "siglip")
 
 
 def _descriptors(tile, *blocks):

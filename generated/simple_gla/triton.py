@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): fc8661caf8cdc914
-# body (hash of the text below): df09dc9b47aa28b7
+# inputs (hash of spec and templates): b38d5f8a1a07c300
+# body (hash of the text below): 4b19a6f56bf42e52
 """Linear attention with one decay for each token and head, whose logarithm is the argument g.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -43,8 +43,8 @@ try:
         _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
         _real, _register_autograd, _tile,
     )
-except ModuleNotFoundError:
-    raise ImportError("simple_gla: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("simple_gla: _launch.py is missing or of another version. Copy or render all files")
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -507,7 +507,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("simple_gla")
-_LIBRARY = _library("kgen_cbef7d086d02e3a1", "simple_gla")
+_LIBRARY = _library("kgen_33dee0c940c56a4d", "simple_gla")
 
 
 def _sizes(q, v):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 42ae34f3bbadae89
-# body (hash of the text below): dfdf8c76394885af
+# inputs (hash of spec and templates): 4f3753692ce18a19
+# body (hash of the text below): 8d6b2bd588596044
 """Causal attention to the last 1024 positions.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("sliding_window: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("sliding_window: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -434,7 +434,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("sliding_window")
-_LIBRARY = _library("kgen_a3fd4515d5f79e1c", "sliding_window")
+_LIBRARY = _library("kgen_60762d3cede18cc9", "sliding_window")
 
 
 def _descriptors(tile, *blocks):

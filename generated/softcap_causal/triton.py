@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 59398820b0edd151
-# body (hash of the text below): 8de68be9c4963bdd
+# inputs (hash of spec and templates): f0575b6f876999a5
+# body (hash of the text below): 9c99e94b64952226
 """Causal attention whose scores saturate smoothly at 30.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -43,8 +43,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("softcap_causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("softcap_causal: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -454,7 +454,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("softcap_causal")
-_LIBRARY = _library("kgen_3e99d60ab5ca47f7", "softcap_causal")
+_LIBRARY = _library("kgen_b2726cf72badec4e", "softcap_causal")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b43e749402b8a19d
-# body (hash of the text below): b83598bbdd2ba355
+# inputs (hash of spec and templates): 5035889562588566
+# body (hash of the text below): 16522528a88c1983
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -43,8 +43,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("varlen_alibi: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("varlen_alibi: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -500,7 +500,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_alibi")
-_LIBRARY = _library("kgen_ad861d0e9bfa6c48", "varlen_alibi")
+_LIBRARY = _library("kgen_614fb7af9a5c7e3a", "varlen_alibi")
 
 
 def _by_ends(x):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 92dcbfa08d36bbb0
-# body (hash of the text below): 759325358b287290
+# inputs (hash of spec and templates): dbf58cb60ae99d0b
+# body (hash of the text below): ea7a3ef181870dcf
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,8 +42,8 @@ try:
         _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _launch, _layouts, _library,
         _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
     )
-except ModuleNotFoundError:
-    raise ImportError("varlen_causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
+except ImportError:
+    raise ImportError("varlen_causal: _launch.py is missing or of another version. Copy or render all files")
 
 # hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
 # With other versions, the portable kernels of this file run.
@@ -482,7 +482,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_causal")
-_LIBRARY = _library("kgen_52256be7886be0ce", "varlen_causal")
+_LIBRARY = _library("kgen_f95f8e4542b0216e", "varlen_causal")
 
 
 def _by_ends(x):
