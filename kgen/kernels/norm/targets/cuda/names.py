@@ -22,9 +22,10 @@ TAKEN = frozenset(
     statistic_turn threads elements cluster blocks block single saves forward_shapes backward_shapes
     col early unroll stride further has staged part part_of there load store store_one
     rounded bf16 fp16 to_float access total_of copy_async address keep more side_by_side keeps_rows
-    unsplit unrolled cluster_asm arrive_with_shared forward_kernel forward_kernels backward_kernel
-    backward_kernels columns_kernel finalize_kernel c r error configure config run run_first kernels
-    launch stream size std make_index_sequence vector_of next_mean next_rstd head_of_row kept policy
+    in_one_register any_number one_by_one owned unrolled cluster_asm arrive_with_shared
+    forward_kernel forward_kernels backward_kernel backward_kernels columns_kernel finalize_kernel c
+    r error configure config run run_first kernels launch stream size std make_index_sequence
+    vector_of next_mean next_rstd head_of_row kept policy
     copies refills spare lanes end read write copy commit wait row_barrier cluster_barrier
     cluster_rank sum_lanes pragma endif maybe_unused auto bool char const constexpr default delete
     do double enum extern float goto inline int long namespace new operator private protected public
