@@ -21,8 +21,7 @@ from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
 from kgen.targets.code import Assign, Code, Name, assign, conjunction, minimum, op, row
 from kgen.targets.triton.printer import along_row, column
 
-# The letter of an operand in the names of strides, and the side of its rows.
-LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
+# The side of the rows of an operand.
 SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
 
 
@@ -152,7 +151,7 @@ class _Tile:
 
 
 def _tile(plan: AttentionPlan, kv_head: str, x: str, guard: Code | None) -> _Tile:
-    side, stride = SIDES[x], f"stride_{LETTERS[x]}"
+    side, stride = SIDES[x], f"stride_{x}"
     of, head = (QUERIES, "h") if side == "q" else (KEYS, kv_head)
     rows, offsets = of.block, of.offsets
     chunks = plan.qk_chunks if x in ("q", "k") else plan.v_chunks

@@ -159,15 +159,15 @@ def strides_of(tensor: str, rank: int, wide: int) -> list[Param]:
     ]
 
 
-def row_strides(letter: str, order: str, tensor: str) -> list[Param]:
+def row_strides(name: str, order: str, tensor: str) -> list[Param]:
     """Return the parameters of the strides of a tensor of rows, such as Q, in the order of its
-    dimensions.
+    dimensions. `name` is its name in kernels.
 
     All strides are 64-bit except the stride of columns.
     """
     return [
         Param(
-            f"stride_{letter}{d}",
+            f"stride_{name}{d}",
             None if i else f"*{tensor}.stride()",
             "" if d == "d" else "tl.int64",
         )

@@ -41,12 +41,7 @@ def of_decoding(loaded: Loaded, plan: DecodePlan, extent: Extent = ALL) -> Itera
         setting = Setting(loaded, attention, Q_AXIS, blocks, True, extent.memory, values)
         pages = _pages(setting, plan.page_size) if plan.page_size is not None else {}
         parts = [
-            Part(
-                row("mul", span.first, "BLOCK_N"),
-                row("mul", span.end, "BLOCK_N"),
-                attention.forward.masked,
-            )
-            for span in kernel.spans
+            Part(*span.ends, attention.forward.masked) for span in kernel.spans
         ]
         mask_lines = [_of_a_row(line) for line in loop.body.mask_lines]
         yield from Kernel(
