@@ -31,7 +31,7 @@ from kgen.targets.code import (
 )
 from kgen.targets.triton.printer import Printer
 
-_TURN_WORDS = "Without TMA, `turn` is the first tile."
+_TURN_WORDS = "Without TMA, begin at `turn`."
 _GAP_WORDS = "Skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask."
 
 
