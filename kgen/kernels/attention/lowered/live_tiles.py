@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.expr.nodes import Const, Type, walk
+from kgen.expr.nodes import Const, Type, Var, walk
 from kgen.expr.spans import Span
 from kgen.kernels.attention.lowered.lowering import read_before
 from kgen.kernels.attention.lowered.ranges import end_of, in_tiles
@@ -141,11 +141,9 @@ def _read_once(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list[
     names = {
         node: name
         for node, name in read_before(printer.program).items()
-        if nodes.count(node) > 1
+        if isinstance(name, Var) and nodes.count(node) > 1
     }
-    lines: list[Statement] = [
-        assign(name.name, printer.own(node)) for node, name in names.items()
-    ]
+    lines: list[Statement] = [assign(name.name, printer.own(node)) for node, name in names.items()]
     return lines, [span.over(names) for span in loop.spans]
 
 

@@ -21,6 +21,7 @@ from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
 from kgen.targets.code import Assign, Code, Name, assign, conjunction, minimum, op, row
 from kgen.targets.triton.printer import along_row, column
 
+_NOTE = "the columns of a head"
 # The side of the rows of an operand.
 SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
 
@@ -64,7 +65,7 @@ def block_of(chunk: Chunk, total: str) -> Columns:
 def columns_of(chunks: Sequence[Chunk]) -> list[Assign]:
     """Return the statements for the column offsets of blocks, one per name."""
     by_name = {c.columns: _columns(c) for c in chunks}
-    return [assign(name, value) for name, value in by_name.items()]
+    return [assign(name, value, _NOTE) for name, value in by_name.items()]
 
 
 def _columns(chunk: Chunk) -> Code:

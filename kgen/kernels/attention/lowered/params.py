@@ -47,7 +47,9 @@ def strides_of_dq(lowering: Lowering) -> str:
 
 def dkdv_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
     """Return the parameters of the kernel of dk and dv."""
-    return _params(lowering, _of_backward(kernel, "dk", "dv"), {"do": "dout", "dk": "dk", "dv": "dv"})
+    return _params(
+        lowering, _of_backward(kernel, "dk", "dv"), {"do": "dout", "dk": "dk", "dv": "dv"}
+    )
 
 
 def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:

@@ -218,9 +218,7 @@ class _Files:
 
     def names(self) -> list[str]:
         """Return the names of all kernel arguments."""
-        of_tensors = [
-            f"stride_{x}{d}" for x, dims in self.dims_of.items() for d in dims
-        ]
+        of_tensors = [f"stride_{x}{d}" for x, dims in self.dims_of.items() for d in dims]
         of_tensors += [f"stride_l{d}" for d in self.rows]
         tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
         descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]
