@@ -53,7 +53,14 @@ STRIDES = (
     (
         "causal_d64",
         "bshd",
-        "do_ptr += b * {stride_dob + h * stride_doh => stride_dqb + h * stride_dqh}",
+        "do_ptr += b * {stride_dob + h * stride_doh => stride_ob + h * stride_oh} "
+        "+ q_start * stride_dos\n    o_rows",
+    ),
+    (
+        "causal_d64",
+        "bshd",
+        "do_ptr += b * {stride_dob + h * stride_doh => stride_dqb + h * stride_dqh} "
+        "+ q_start * stride_dos\n    dq_ptr",
     ),
     ("causal_d64", "q-shorter", "dv_ptr + offs_n[:, None] * {stride_dvs => stride_dks}"),
     ("causal_d64", "q-shorter", "b * stride_lb + h * stride_lh + q_idx{ * stride_ls => }"),

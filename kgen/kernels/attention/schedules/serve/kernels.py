@@ -213,11 +213,11 @@ class Serve(RowMax, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelPa
         """The keys of a segment in each span."""
         first = row("mul", "segment", self.segment)
         end = row("add", first, self.segment)
-        found = [
-            (first if span.first is None else maximum(span.ends[0], first), span.ends[1])
-            for span in self.spans
+        # The maximum with a start of 0 stays: without it, Triton compiles other code for the loop.
+        return [
+            SegmentRange(maximum(lo, first), minimum(hi, end))
+            for lo, hi in (span.ends for span in self.spans)
         ]
-        return [SegmentRange(lo, minimum(hi, end)) for lo, hi in found]
 
     @property
     def hull_lines(self) -> list[str]:
