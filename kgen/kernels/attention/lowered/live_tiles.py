@@ -134,8 +134,9 @@ def live_tiles(loop: TileLoop, printer: Printer) -> LiveTiles:
 
 
 def _read_once(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list[Span]]:
-    """Return a load for each number that the ends of spans read several times, and the spans with
-    the names of these numbers.
+    """Return the loads of numbers that the ends of spans read more than once.
+
+    The returned spans use their names.
     """
     nodes = [node for span in loop.spans for end in (span.lo, span.hi) for node in walk(end)]
     names = {

@@ -235,7 +235,7 @@ class Delta(DeltaRows, _Kernel):
             Run(op("tl.store({0}, 0)", at)) for at in ("counter_ptr", row("add", "counter_ptr", 1))
         )
         counts = self.follower is not None and self.follower.counts
-        note = "the Hopper kernels take their tiles from these counters, from 0 up"
+        note = "the next kernels take their tiles from these counters, from 0 up"
         return [If(text("tl.program_id(0) == 0"), stores, note=note)] if counts else []
 
 
