@@ -49,12 +49,16 @@ STRIDES = (
     ("causal_d64", "guarded", "v_ptr + offs_n[:, None] * {stride_vs => stride_ks}"),
     ("causal_d64", "stepped", "offs_d[None, :] * {stride_vd => stride_kd}"),
     ("causal_d64", "bshd", "v_ptr += b * {stride_vb + h * stride_vh => stride_kb + h * stride_kh}"),
-    ("causal_d64", "bshd", "do_ptr + offs_m[:, None] * {stride_dos => stride_qs}"),
+    (
+        "causal_d64",
+        "bshd",
+        "tl.load(\n            do_ptr + offs_m[:, None] * {stride_dos => stride_qs}",
+    ),
     (
         "causal_d64",
         "bshd",
         "do_ptr += b * {stride_dob + h * stride_doh => stride_ob + h * stride_oh} "
-        "+ q_start * stride_dos\n    o_rows",
+        "+ q_start * stride_dos\n    q_live",
     ),
     (
         "causal_d64",
