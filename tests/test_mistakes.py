@@ -49,13 +49,24 @@ STRIDES = (
     ("causal_d64", "guarded", "v_ptr + offs_n[:, None] * {stride_vs => stride_ks}"),
     ("causal_d64", "stepped", "offs_d[None, :] * {stride_vd => stride_kd}"),
     ("causal_d64", "bshd", "v_ptr += b * {stride_vb + h * stride_vh => stride_kb + h * stride_kh}"),
-    ("causal_d64", "bshd", "do_ptr + offs_m[:, None] * {stride_gs => stride_qs}"),
     (
         "causal_d64",
         "bshd",
-        "do_ptr += b * {stride_gb + h * stride_gh => stride_ob + h * stride_oh}",
+        "tl.load(\n            do_ptr + offs_m[:, None] * {stride_dos => stride_qs}",
     ),
-    ("causal_d64", "q-shorter", "dv_ptr + offs_n[:, None] * {stride_ws => stride_os}"),
+    (
+        "causal_d64",
+        "bshd",
+        "do_ptr += b * {stride_dob + h * stride_doh => stride_ob + h * stride_oh} "
+        "+ q_start * stride_dos\n    q_live",
+    ),
+    (
+        "causal_d64",
+        "bshd",
+        "do_ptr += b * {stride_dob + h * stride_doh => stride_dqb + h * stride_dqh} "
+        "+ q_start * stride_dos\n    dq_ptr",
+    ),
+    ("causal_d64", "q-shorter", "dv_ptr + offs_n[:, None] * {stride_dvs => stride_dks}"),
     ("causal_d64", "q-shorter", "b * stride_lb + h * stride_lh + q_idx{ * stride_ls => }"),
     ("decode_gqa", "guarded", "v_ptr + offs_n[:, None] * {stride_vs => stride_ks}"),
     ("decode_gqa", "stepped-again", "offs_d[None, :] * {stride_vd => stride_kd}"),

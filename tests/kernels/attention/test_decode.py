@@ -13,7 +13,11 @@ from support.interpreters.own_process import interpreted
 from support.interpreters.some_cases import emitted, failures
 
 from kgen.expr.nodes import Read, Type, Var, reads, variables
+from kgen.kernels.attention.lowered.live_tiles import LiveTiles
+from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.positions import positioned
+from kgen.kernels.attention.schedules.decode.kernels import decode_kernels
+from kgen.kernels.attention.schedules.decode.lowering import decode_kernel
 from kgen.kernels.attention.schedules.decode.plan import decodes, plan_decode
 from kgen.kernels.attention.verify.cache import NO_PAGE, lengths
 from kgen.kernels.attention.verify.inputs import Case
@@ -105,6 +109,44 @@ def test_tiles_fit(head_dim: int, dtype: str) -> None:
 def test_only_who_asks_decodes() -> None:
     assert not decodes(spec(CAUSAL))
     assert not decodes(spec(PER_BATCH))
+
+
+def live(loaded: Loaded) -> LiveTiles:
+    plan = plan_decode(loaded)
+    return decode_kernel(plan, Lowering(plan.attention))
+
+
+def test_the_length_of_a_sequence_is_loaded_once() -> None:
+    window = "params: {WINDOW: 128}\n"
+    mask = "mask_mod: (q_idx >= kv_idx) & (q_idx - kv_idx < WINDOW)\n"
+    for lines in (CAUSAL, window + mask):
+        found = live(spec(lines, PER_BATCH, "passes: [forward, decode]\n"))
+        text = "\n".join(line for of in found.live_lines for line in of.lines())
+        assert text.count("tl.load(") == 1
+        assert text.count("kv_lens_b") > 2
+
+
+def test_only_spans_after_a_start_have_a_first_tile() -> None:
+    passes = "passes: [forward, decode]\n"
+    assert live(spec(CAUSAL, passes)).live_results == ["n_tiles"]
+    assert live(spec(CAUSAL, passes)).tiles_counted == []
+    sinks = "mask_mod: (q_idx >= kv_idx) & ((kv_idx < 4) | (q_idx - kv_idx < 128))\n"
+    found = live(spec(sinks, passes))
+    assert found.live_results == ["end_1", "first_2", "end_2"]
+    (counted,) = found.tiles_counted
+    assert counted.lines() == ["n_tiles = end_1 + (end_2 - first_2)"]
+
+
+def test_a_tile_of_keys_that_is_loaded_at_once_is_in_one_page() -> None:
+    def check(size: int) -> list[str]:
+        loaded = spec(CAUSAL, f"paged_kv: {{page_size: {size}}}\npasses: [forward]\n")
+        plan = plan_decode(loaded)
+        checked = decode_kernels(plan, Lowering(plan.attention)).template.page_checked
+        return [line for of in checked for line in of.lines()]
+
+    said = '"a tile of keys must be within one page"'
+    assert check(64) == [f"tl.static_assert(64 % BLOCK_N == 0, {said})"]
+    assert check(8) == []
 
 
 def test_lengths_are_hard() -> None:

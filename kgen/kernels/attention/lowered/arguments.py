@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kgen.kernels.attention.lowered.loads import LETTERS, SIDES, tma_row
+from kgen.kernels.attention.lowered.loads import SIDES, tma_row
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import KEYS, QUERIES, Gradients, Param, TileBody, side_of
 from kgen.kernels.attention.plan.model import TileLoop
@@ -76,7 +76,7 @@ def _loads(lowering: Lowering, loop: TileLoop, descriptors: bool) -> list[Param]
         names += [f"{x}_desc{c.tag}" for x in streamed for c in chunks[x]]
         head = lowering.kv_head if side_of(loop.outer) is QUERIES else "h"
         names += tma_row(lowering.packed, SIDES[streamed[0]], head).names
-    names += [f"stride_{LETTERS[x]}{d}" for x in streamed for d in "sd"]
+    names += [f"stride_{x}{d}" for x in streamed for d in "sd"]
     return [Param(name, name) for name in names]
 
 

@@ -21,8 +21,8 @@ from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
 from kgen.targets.code import Assign, Code, Name, assign, conjunction, minimum, op, row
 from kgen.targets.triton.printer import along_row, column
 
-# The letter of an operand in the names of strides, and the side of its rows.
-LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
+_NOTE = "the columns of a head"
+# The side of the rows of an operand.
 SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
 
 
@@ -65,7 +65,7 @@ def block_of(chunk: Chunk, total: str) -> Columns:
 def columns_of(chunks: Sequence[Chunk]) -> list[Assign]:
     """Return the statements for the column offsets of blocks, one per name."""
     by_name = {c.columns: _columns(c) for c in chunks}
-    return [assign(name, value) for name, value in by_name.items()]
+    return [assign(name, value, _NOTE) for name, value in by_name.items()]
 
 
 def _columns(chunk: Chunk) -> Code:
@@ -152,7 +152,7 @@ class _Tile:
 
 
 def _tile(plan: AttentionPlan, kv_head: str, x: str, guard: Code | None) -> _Tile:
-    side, stride = SIDES[x], f"stride_{LETTERS[x]}"
+    side, stride = SIDES[x], f"stride_{x}"
     of, head = (QUERIES, "h") if side == "q" else (KEYS, kv_head)
     rows, offsets = of.block, of.offsets
     chunks = plan.qk_chunks if x in ("q", "k") else plan.v_chunks

@@ -9,7 +9,8 @@ from functools import reduce
 from kgen.expr import finiteness
 from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import Binding, Program, hoist
-from kgen.expr.nodes import Node, Read, Var, substitute
+from kgen.expr.nodes import Node, Read, Type, Var, substitute
+from kgen.expr.softmax_form import QK
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.lowered.model import Param, scaled, side_of
 from kgen.kernels.attention.plan.extents import named_extents
@@ -87,7 +88,18 @@ class Lowering:
 
     def lines_of(self, bindings: Iterable[Binding], printer: Printer) -> list[Statement]:
         """Return one statement per binding."""
-        return [assign(b.name, printer.over(b.node, b.place.axes)) for b in bindings]
+        return [
+            assign(
+                b.name, printer.over(b.node, b.place.axes), self._note_on(b.name, printer.program)
+            )
+            for b in bindings
+        ]
+
+    def _note_on(self, name: str, program: Program) -> str:
+        """Return the comment on a value whose name does not say enough."""
+        scale = program.results.get("qk_scale")
+        of_scores = scale == Var(name, Type.FLOAT) and self.plan.form.core != QK
+        return "scale of scores after score_mod, not of qk" if of_scores else ""
 
     def returned(self, rest: Node, printer: Printer) -> Code:
         """Return the `row_rest` that `lse` adds.
@@ -159,15 +171,15 @@ def strides_of(tensor: str, rank: int, wide: int) -> list[Param]:
     ]
 
 
-def row_strides(letter: str, order: str, tensor: str) -> list[Param]:
+def row_strides(name: str, order: str, tensor: str) -> list[Param]:
     """Return the parameters of the strides of a tensor of rows, such as Q, in the order of its
-    dimensions.
+    dimensions. `name` is its name in kernels.
 
     All strides are 64-bit except the stride of columns.
     """
     return [
         Param(
-            f"stride_{letter}{d}",
+            f"stride_{name}{d}",
             None if i else f"*{tensor}.stride()",
             "" if d == "d" else "tl.int64",
         )

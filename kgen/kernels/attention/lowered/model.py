@@ -256,6 +256,8 @@ class Ranges:
     """Parameters of the loop's function for a range."""
     visited: str
     """The visited tiles, in words."""
+    turn_words: str | None
+    """The sentence of the docstring on `turn`. None if all programs begin at the first tile."""
     gap_words: str | None
     """The sentence of the docstring on `gap_lo` and `gap`. None without a gap."""
     lists: tuple[Param, ...]

@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
-from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param
+from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param, declared
 from kgen.kernels.attention.lowered.recomputed import PairKernel, Recomputed
 from kgen.kernels.attention.lowered.row_max import MAX
 
 _QUERIES_AND_KEYS = ("q", "k", "v")
+_DQ = {"dq": "dq"}
 SINKS = (Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()"))
 PAGES = (
     Param("block_table_ptr", "block_table"),
@@ -35,12 +36,20 @@ def forward_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
 
 def dq_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
     """Return the parameters of the kernel of dq."""
-    return _params(lowering, _of_backward(kernel, "dq"), {"g": "dout", "o": "dq"})
+    return _params(lowering, _of_backward(kernel, "dq"), {"do": "dout"} | _DQ)
+
+
+def strides_of_dq(lowering: Lowering) -> str:
+    """Return the signature of the strides of dq."""
+    [strides] = _strides(lowering, _DQ)
+    return ", ".join(declared(strides))
 
 
 def dkdv_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
     """Return the parameters of the kernel of dk and dv."""
-    return _params(lowering, _of_backward(kernel, "dk", "dv"), {"g": "dout", "o": "dk", "w": "dv"})
+    return _params(
+        lowering, _of_backward(kernel, "dk", "dv"), {"do": "dout", "dk": "dk", "dv": "dv"}
+    )
 
 
 def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
@@ -55,7 +64,7 @@ def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
     ends = _pointers("cu_seqlens_q") if lowering.packed else []
     return KernelParams(
         tuple(tensors),
-        (*_strides(lowering, {"o": "out", "g": "dout"}), of_dlse),
+        (*_strides(lowering, {"o": "out", "do": "dout"}), of_dlse),
         (*ends, *(Param(name, name) for name in names)),
     )
 
@@ -73,7 +82,7 @@ def diagonal_params(lowering: Lowering, tile: Recomputed) -> KernelParams:
         Param("do_ptr", "dout"),
         *_pointers("lse", "delta", tile.name),
     ]
-    return _params(lowering, tensors, {"g": "dout"})
+    return _params(lowering, tensors, {"do": "dout"})
 
 
 def decode_params(
@@ -127,10 +136,10 @@ def _by_argument(params: Iterable[Param]) -> list[list[Param]]:
 def _params(lowering: Lowering, tensors: Sequence[Param], more: dict[str, str]) -> KernelParams:
     """Return the parameters of a kernel with Q, K and V.
 
-    `more` are other tensors of rows by letter of strides.
+    `more` are other tensors of rows by their name in kernels.
     """
-    letters = {x: x for x in _QUERIES_AND_KEYS}
-    return KernelParams(tuple(tensors), _strides(lowering, letters | more), _problem(lowering))
+    names = {x: x for x in _QUERIES_AND_KEYS}
+    return KernelParams(tuple(tensors), _strides(lowering, names | more), _problem(lowering))
 
 
 def _of_backward(kernel: LoopKernel, *written: str) -> list[Param]:
@@ -154,9 +163,9 @@ def _descriptors(kernel: LoopKernel) -> list[Param]:
 
 
 def _strides(lowering: Lowering, tensors: dict[str, str]) -> tuple[tuple[Param, ...], ...]:
-    """Return the strides of tensors of rows, by letter."""
+    """Return the strides of tensors of rows, by their name in kernels."""
     order = "shd" if lowering.packed else "bhsd"
-    return tuple(tuple(row_strides(letter, order, tensor)) for letter, tensor in tensors.items())
+    return tuple(tuple(row_strides(name, order, tensor)) for name, tensor in tensors.items())
 
 
 def _problem(lowering: Lowering) -> tuple[Param, ...]:

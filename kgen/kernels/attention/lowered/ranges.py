@@ -31,6 +31,7 @@ from kgen.targets.code import (
 )
 from kgen.targets.triton.printer import Printer
 
+_TURN_WORDS = "Without TMA, begin at `turn`."
 _GAP_WORDS = "Skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask."
 
 
@@ -102,6 +103,7 @@ def ranges_of(
         gapped=gapped,
         range_params=_range_params(loop, gapped),
         visited=_visited(loop),
+        turn_words=_TURN_WORDS if loop.rotated else None,
         gap_words=_GAP_WORDS if gapped else None,
         lists=_lists(loop),
     )

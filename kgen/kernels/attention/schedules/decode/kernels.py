@@ -13,6 +13,7 @@ from kgen.kernels.attention.schedules.decode.lowering import DecodeKernel, decod
 from kgen.kernels.attention.schedules.decode.plan import DecodePlan
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.shared import Head, head_of, not_specialized
+from kgen.targets.code import Run, Statement, text
 from kgen.targets.template import Template, filled
 
 _PAGES_OF_TILE = ["block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
@@ -63,6 +64,12 @@ class Decode(DecodeKernel, TileBody, LoopKernel, Head, Exact, RowMax, KernelPara
     def tile_and_page_args(self) -> list[list[str]]:
         """The arguments of the loop's function for tiles, and for pages."""
         return [self.tile_args, *([_PAGES_OF_TILE] if self.paged else [])]
+
+    @property
+    def page_checked(self) -> list[Statement]:
+        """The check that a tile of keys is within one page, if the kernel loads it so."""
+        fits = f'{self.page_size} % BLOCK_N == 0, "a tile of keys must be within one page"'
+        return [Run(text(f"tl.static_assert({fits})"))] if self.paged and self.rows_known else []
 
     @property
     def first_keys(self) -> list[str]:

@@ -27,6 +27,7 @@ _LEAST_SPLITS = If(
             note="`splits` is an average: short sequences need fewer, so long ones get more",
         ),
     ),
+    note="with more waves, long and short sequences even out",
 )
 
 

@@ -9,7 +9,7 @@ from kgen.expr.hoist import hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.lowered.kernels import loop_kernel
-from kgen.kernels.attention.lowered.live_tiles import LiveSpan, live_tiles
+from kgen.kernels.attention.lowered.live_tiles import LiveTiles, live_tiles
 from kgen.kernels.attention.lowered.loads import streamed_columns
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import LoopKernel, Param
@@ -58,7 +58,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class DecodeKernel:
+class DecodeKernel(LiveTiles):
     """The decoding kernels: one processes a split of the keys, and one merges the splits."""
 
     loop: LoopKernel
@@ -73,9 +73,6 @@ class DecodeKernel:
     v_strides: list[Param]
     balanced: bool
     """True if sequences of different lengths get different numbers of splits."""
-    spans: tuple[LiveSpan, ...]
-    live_lines: list[Statement]
-    """The statements that find the tiles of keys that a tile of rows sees."""
     live_names: list[str]
     """The problem parameters that these statements use."""
     live_rows: list[str]
@@ -103,11 +100,6 @@ class DecodeKernel:
         return ["BATCHES"] if self.balanced else []
 
     @property
-    def live_results(self) -> list[str]:
-        """The names of the ends of all spans."""
-        return [name for span in self.spans for name in (span.first, span.end)]
-
-    @property
     def live_params(self) -> list[str]:
         """The parameters of the function that finds the tiles."""
         return [*self.live_rows, *self.live_names, "BLOCK_N: tl.constexpr"]
@@ -131,11 +123,6 @@ class DecodeKernel:
     def balance_args(self) -> list[str]:
         """The arguments of the function that balances the splits."""
         return [*self.balance_rows, "B", "splits * B", *self.balance_names, "BATCHES", "BLOCK_N"]
-
-    @property
-    def n_tiles(self) -> str:
-        """Number of tiles of keys that a tile of rows sees."""
-        return " + ".join(span.tiles for span in self.spans)
 
     @property
     def row_rest_lines(self) -> list[Statement]:
@@ -192,8 +179,8 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
     if seen:
         loop = replace(loop, body=replace(loop.body, mask_lines=[*loop.body.mask_lines, _SEEN]))
     guard = column("kv_live") if seen or attention.kv.live != TRUE else None
-    spans, lines = live_tiles(attention.forward, lowering.printer(attention.forward))
-    used = uses_of(lines)
+    live = live_tiles(attention.forward, lowering.printer(attention.forward))
+    used = uses_of(live.live_lines)
     # Pages are [page, row, head, column].
     order = "pshd" if plan.page_size is not None else "bhsd"
     return DecodeKernel(
@@ -206,8 +193,8 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
         k_strides=row_strides("k", order, "k"),
         v_strides=row_strides("v", order, "v"),
         balanced=plan.balanced,
-        spans=tuple(spans),
-        live_lines=lines,
+        spans=live.spans,
+        live_lines=live.live_lines,
         live_names=[n for n in lowering.problem if n in used],
         live_rows=[n for n in ("b", "q_start", "q_last") if n in used],
         rest_of_row=_row_rest(plan, lowering),

@@ -20,7 +20,7 @@ from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Number, Offset, Pointer, Stride
 from kgen.prove.world import LONGEST, Buffer
 from kgen.spec.load import Loaded
-from kgen.targets.code import Statement, assign, row
+from kgen.targets.code import Statement, assign
 
 TABLE = "block_table"
 
@@ -40,14 +40,7 @@ def of_decoding(loaded: Loaded, plan: DecodePlan, extent: Extent = ALL) -> Itera
         values = extent.values or number == 0
         setting = Setting(loaded, attention, Q_AXIS, blocks, True, extent.memory, values)
         pages = _pages(setting, plan.page_size) if plan.page_size is not None else {}
-        parts = [
-            Part(
-                row("mul", span.first, "BLOCK_N"),
-                row("mul", span.end, "BLOCK_N"),
-                attention.forward.masked,
-            )
-            for span in kernel.spans
-        ]
+        parts = [Part(*span.ends, attention.forward.masked) for span in kernel.spans]
         mask_lines = [_of_a_row(line) for line in loop.body.mask_lines]
         yield from Kernel(
             f"decode {blocks[0]}x{blocks[1]}",

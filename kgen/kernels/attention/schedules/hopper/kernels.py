@@ -424,7 +424,7 @@ class FusedKernel:
     operands: KernelOperands
     columns_guard: str | None
     """The guard of the columns of dq."""
-    strides_o: str
+    strides_of_dq: str
     """The strides of dq, as parameters."""
 
 

@@ -98,7 +98,7 @@ class Fused(OfKeys):
 
     columns_guard: str | None = field(kw_only=True)
     """The guard of the columns of dq."""
-    strides_o: str = field(kw_only=True)
+    strides_of_dq: str = field(kw_only=True)
     """The strides of dq, as parameters."""
 
 
@@ -156,8 +156,8 @@ def backward_template(hopper: Kernels, dkdv: DkdvKernel) -> Backward:
     if dkdv.split:
         of_keys = filled(SplitDkdv, *bases)
     elif fused is not None:
-        guard, strides = fused.columns_guard, fused.strides_o
-        of_keys = filled(Fused, fused.operands, *bases, columns_guard=guard, strides_o=strides)
+        guard, strides = fused.columns_guard, fused.strides_of_dq
+        of_keys = filled(Fused, fused.operands, *bases, columns_guard=guard, strides_of_dq=strides)
     else:
         tiles = filled(DkdvTilesInHalves if dkdv.tile.halves else DkdvTiles, *bases)
         of_keys = filled(Dkdv, *bases, tiles=tiles)

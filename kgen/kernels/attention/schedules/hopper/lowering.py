@@ -309,5 +309,5 @@ def _fused(
         tile=plan.fused,
         operands=operands.fused(),
         columns_guard=columns_of(plan, kernels.spec.head_dim.v).guard,
-        strides_o=placement.strides_o,
+        strides_of_dq=placement.strides_of_dq,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
-from kgen.kernels.attention.lowered.params import forward_params
+from kgen.kernels.attention.lowered.params import forward_params, strides_of_dq
 from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
 from kgen.kernels.attention.schedules.hopper.kernels import Kernels
 from kgen.kernels.attention.schedules.hopper.lowering import hopper_kernels
@@ -136,7 +136,7 @@ def _kernels(planned: Planned, portable: Portable) -> Kernels | None:
         problem_params=params.problem_params,
         no_specialize=not_specialized([*lowering.sizes, *lowering.open_sizes, *lowering.runtime]),
         vectors=at.rows,
-        strides_o=params.stride_params[-1],
+        strides_of_dq=strides_of_dq(lowering),
         sink_load=sink_load(),
         dead_rows=dead_rows(planned.plan.spec.sinks),
     )

@@ -29,8 +29,8 @@ class Surroundings:
     no_specialize: str
     vectors: Code
     """The offset of a head's row of log-sum-exp and delta."""
-    strides_o: str
-    """The strides of a tensor as wide as out, as parameters."""
+    strides_of_dq: str
+    """The strides of dq, as parameters."""
     sink_load: Code
     dead_rows: str
     """The results of rows without a visible key, in words."""

@@ -53,6 +53,7 @@ from kgen.kernels.attention.targets.triton.shared import (
 )
 from kgen.targets.code import Assign, Code, If, Name, Run, Statement, assign, op, row, text, total
 from kgen.targets.template import Template, filled
+from kgen.targets.triton.printer import column
 
 T = TypeVar("T")
 
@@ -234,7 +235,8 @@ class Delta(DeltaRows, _Kernel):
             Run(op("tl.store({0}, 0)", at)) for at in ("counter_ptr", row("add", "counter_ptr", 1))
         )
         counts = self.follower is not None and self.follower.counts
-        return [If(text("tl.program_id(0) == 0"), stores)] if counts else []
+        note = "the next kernels take their tiles from these counters, from 0 up"
+        return [If(text("tl.program_id(0) == 0"), stores, note=note)] if counts else []
 
 
 @dataclass(frozen=True)
@@ -412,7 +414,6 @@ class _Portable:
         counters = (
             [Param("counter_ptr", "counters")] if follower is not None and follower.counts else []
         )
-        inside = op("({0})[:, None]", row("lt", "q_idx", "SQ"))
         params = delta_params(self.lowering, counters)
         return filled(
             Delta,
@@ -422,7 +423,7 @@ class _Portable:
             self.exact,
             packed=self.at.packed,
             launched=params,
-            loads=[load_of(c, inside) for c in self.plan.v_chunks],
+            loads=[load_of(c, column("q_live")) for c in self.plan.v_chunks],
             summed=assign("delta", total(*(self._row_sum(c.tag) for c in self.plan.v_chunks))),
             sink=self.sink,
             follower=follower,

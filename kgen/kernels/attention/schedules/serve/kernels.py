@@ -47,11 +47,30 @@ from kgen.kernels.attention.targets.triton.shared import (
     not_specialized,
     sink_load,
 )
-from kgen.targets.code import Code, If, Name, Statement, assign, op, row, uses_of
+from kgen.targets.code import (
+    Code,
+    If,
+    Name,
+    Statement,
+    assign,
+    maximum,
+    minimum,
+    op,
+    row,
+    uses_of,
+)
 from kgen.targets.template import Template, filled
 
 _PAGES_OF_TILE = ["q_live", "block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
 """The parameters of the loop's function for pages and hidden keys."""
+
+
+@dataclass(frozen=True)
+class SegmentRange:
+    """The keys of a segment of a span, `[lo, hi)`."""
+
+    lo: Code
+    hi: Code
 
 
 @dataclass(frozen=True)
@@ -79,7 +98,7 @@ class Items(ServeKernel, KernelParams, Template):
         return [p for p in self.problem if p.name in known]
 
     @property
-    def work_lines(self) -> list[str]:
+    def work_lines(self) -> list[str | Statement]:
         """The statements that count the tiles of keys of a sequence's last tile of rows."""
         ends = {
             "q_start": "q_start = tl.maximum(tiles - 1, 0) * BLOCK_M // GQA",
@@ -88,7 +107,7 @@ class Items(ServeKernel, KernelParams, Template):
         return [
             *(line for name, line in ends.items() if name in self.live_rows),
             f"{', '.join(self.live_results)} = _serve_range({', '.join(self.live_args)})",
-            f"n_tiles = {self.n_tiles}",
+            *self.tiles_counted,
         ]
 
 
@@ -190,14 +209,27 @@ class Serve(RowMax, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelPa
         return [*self.sink_lines, *_merge_start("m_all", "l_all", "BLOCK_M", bool(self.sink_lines))]
 
     @property
+    def in_segment(self) -> list[SegmentRange]:
+        """The keys of a segment in each span."""
+        first = row("mul", "segment", self.segment)
+        end = row("add", first, self.segment)
+        # The maximum with a start of 0 stays: without it, Triton compiles other code for the loop.
+        return [
+            SegmentRange(maximum(lo, first), minimum(hi, end))
+            for lo, hi in (span.ends for span in self.spans)
+        ]
+
+    @property
     def hull_lines(self) -> list[str]:
         """The statements that find the first segment of a tile of rows, and the last."""
         lines = ["segment_first, segment_end = 2**30, 0"]
         for span in self.spans:
-            seen, first, end = f"{span.first} < {span.end}", span.first, span.end
+            end, seen, segment = span.end, f"{span.end} > 0", "0"
+            if span.first is not None:
+                seen = f"{span.first} < {end}"
+                segment = f"{span.first} * BLOCK_N // {self.segment}"
             lines += [
-                f"segment_first = tl.minimum(segment_first, tl.where({seen}, {first} * BLOCK_N // "
-                f"{self.segment}, 2**30))",
+                f"segment_first = tl.minimum(segment_first, tl.where({seen}, {segment}, 2**30))",
                 f"segment_end = tl.maximum(segment_end, tl.where({seen}, tl.cdiv({end} * BLOCK_N, "
                 f"{self.segment}), 0))",
             ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kgen.expr.nodes import Const, Type
 from kgen.expr.spans import Span
 from kgen.kernels.attention.lowered.kernels import loop_kernel
-from kgen.kernels.attention.lowered.live_tiles import LiveSpan, live_tiles
+from kgen.kernels.attention.lowered.live_tiles import LiveSpan, LiveTiles, live_tiles
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param
 from kgen.kernels.attention.lowered.params import PAGES, SINKS, row_max_of
@@ -53,29 +53,16 @@ class ServedSpan:
 
 
 @dataclass(frozen=True)
-class ServeKernel:
+class ServeKernel(LiveTiles):
     """The serving kernels of a plan."""
 
     loop: LoopKernel
-    spans: tuple[LiveSpan, ...]
     served: tuple[ServedSpan, ...]
-    live_lines: list[Statement]
-    """The statements that find the tiles of keys that a tile of rows sees."""
     live_rows: list[str]
     """The names of the batch and of the tile of rows that these statements use."""
     live_problem: tuple[Param, ...]
     """The problem parameters that these statements use, except the lengths."""
     in_batches: bool
-
-    @property
-    def n_tiles(self) -> str:
-        """Number of tiles of keys that a tile of rows sees."""
-        return " + ".join(span.tiles for span in self.spans)
-
-    @property
-    def live_results(self) -> list[str]:
-        """The names of the ends of all spans."""
-        return [name for span in self.spans for name in (span.first, span.end)]
 
     @property
     def live_args(self) -> list[str]:
@@ -95,17 +82,17 @@ def serve_kernel(plan: ServePlan, lowering: Lowering) -> ServeKernel:
     top = [TOP] if follows_largest(plan) else []
     state = ["m_i", "l_i", *top, *(f"acc{c.tag}" for c in plan.attention.v_chunks)]
     printer = lowering.printer(forward)
-    spans, lines = live_tiles(forward, printer)
-    used = uses_of(lines)
+    live = live_tiles(forward, printer)
+    used = uses_of(live.live_lines)
     served = [
-        _served(span, live, printer, number == 0, len(spans) > 1, plan.in_batches)
-        for number, (span, live) in enumerate(zip(forward.spans, spans, strict=True))
+        _served(span, own, printer, number == 0, len(live.spans) > 1, plan.in_batches)
+        for number, (span, own) in enumerate(zip(forward.spans, live.spans, strict=True))
     ]
     return ServeKernel(
         loop=loop_kernel(lowering, forward, state, descriptors=False),
-        spans=tuple(spans),
+        spans=live.spans,
         served=tuple(served),
-        live_lines=lines,
+        live_lines=live.live_lines,
         live_rows=[n for n in ("b", "q_start", "q_last") if n in used],
         live_problem=tuple(
             p for p in lowering.problem.values() if p.name in used and p.name not in LENGTHS

@@ -17,7 +17,7 @@ from kgen.kernels.attention.schedules.serve.lowering import ServedSpan, ServeKer
 from kgen.kernels.attention.schedules.serve.plan import of_one_sequence, plan_serve, serves
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
-from kgen.targets.code import Code, Name, Statement, assign, row, text, total
+from kgen.targets.code import Name, Statement, assign, row, text
 
 
 def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
@@ -46,18 +46,12 @@ def _spans(kernel: ServeKernel) -> list[SpanLoops]:
     whole: list[Statement] = [
         *kernel.live_lines,
         assign("begin", text("0")),
-        assign("stop", _total(kernel)),
+        assign("stop", kernel.n_tiles),
     ]
     return [
         SpanLoops([*(whole if at == 0 else []), *span.bounds], _loops(span))
         for at, span in enumerate(kernel.served)
     ]
-
-
-def _total(kernel: ServeKernel) -> Code:
-    """Return the number of tiles of all spans."""
-    first, *rest = (row("sub", span.end, span.first) for span in kernel.spans)
-    return total(first, *rest)
 
 
 def _loops(span: ServedSpan) -> list[Part]:

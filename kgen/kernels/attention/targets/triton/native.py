@@ -29,7 +29,11 @@ from kgen.kernels.attention.targets.triton.native_operators import (
     why_in_python,
 )
 from kgen.kernels.attention.targets.triton.native_tensors import BLOCK_MASK, tensors_of
-from kgen.kernels.attention.targets.triton.placement import placement
+from kgen.kernels.attention.targets.triton.placement import (
+    ROWS_OF_KEYS,
+    ROWS_OF_QUERIES,
+    placement,
+)
 from kgen.kernels.attention.targets.triton.shared import narrow_values
 from kgen.spec.load import Loaded
 from kgen.targets import opening
@@ -97,11 +101,12 @@ class _Files:
         self.group = at.group
         self.tensors = tensors_of(plan, self.name)
         self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
-        self.kv_dims = "pshd" if plan.spec.paged_kv is not None else self.dims
+        kv_dims = "pshd" if plan.spec.paged_kv is not None else self.dims
+        self.dims_of = dict.fromkeys((*ROWS_OF_QUERIES, *ROWS_OF_KEYS), self.dims)
+        self.dims_of |= dict.fromkeys(("k", "v"), kv_dims)
         self.first = FirstStrides(
-            **{x: f"stride_{x}{self.dims[0]}" for x in "qgow"},
-            **{x: f"stride_{x}{self.kv_dims[0]}" for x in "kv"},
-            l=f"stride_l{self.rows[0]}",
+            **{x: f"stride_{x}{dims[0]}" for x, dims in self.dims_of.items()},
+            dlse=f"stride_l{self.rows[0]}",
         )
         prepared = Prepared(
             loaded=loaded,
@@ -213,9 +218,7 @@ class _Files:
 
     def names(self) -> list[str]:
         """Return the names of all kernel arguments."""
-        of_tensors = [
-            f"stride_{x}{d}" for x in "qkvgow" for d in (self.kv_dims if x in "kv" else self.dims)
-        ]
+        of_tensors = [f"stride_{x}{d}" for x, dims in self.dims_of.items() for d in dims]
         of_tensors += [f"stride_l{d}" for d in self.rows]
         tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
         descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]

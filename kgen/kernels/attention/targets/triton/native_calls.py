@@ -33,15 +33,17 @@ class AttentionHeader(Header):
 
 @dataclass(frozen=True)
 class FirstStrides:
-    """The first stride of each tensor, as a name: `g` is dO, and `o` is out, dq or dk."""
+    """The name of the first stride of each tensor."""
 
     q: str
     k: str
     v: str
-    g: str
     o: str
-    w: str
-    l: str  # noqa: E741
+    do: str
+    dq: str
+    dk: str
+    dv: str
+    dlse: str
 
 
 @dataclass(frozen=True)

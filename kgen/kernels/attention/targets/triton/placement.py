@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from kgen.targets.code import Code, Statement, as_type, assign, over, row
 from kgen.targets.template import filled
 
+ROWS_OF_QUERIES = ("q", "o", "do", "dq")
+"""The tensors with a row for each query, by their names in kernels."""
+ROWS_OF_KEYS = ("k", "v", "dk", "dv")
+
 
 @dataclass(frozen=True)
 class DeltaRows:
@@ -16,7 +20,7 @@ class DeltaRows:
 
     first_o: str | None
     """The first row of a batch. None for packed tokens."""
-    first_g: str | None
+    first_do: str | None
     first_l: str | None
     rows: str
     """The first row of the vectors."""
@@ -25,13 +29,14 @@ class DeltaRows:
 
 @dataclass(frozen=True)
 class FirstRows:
-    """The first row of a sequence in each tensor of rows: `g` is dO, and `o` is out or dq."""
+    """The first row of a sequence in each tensor of rows."""
 
     first_q: str
     first_k: str
     first_v: str
-    first_g: str
     first_o: str
+    first_do: str
+    first_dq: str
     first_dk: str
     first_dv: str
 
@@ -172,16 +177,14 @@ def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
 _DENSE = filled(
     Layout,
     FirstRows(
-        **{f"first_{x}": f"b * stride_{x}b" for x in "qkvgo"},
-        first_dk="b * stride_ob",
-        first_dv="b * stride_wb",
+        **{f"first_{x}": f"b * stride_{x}b" for x in (*ROWS_OF_QUERIES, *ROWS_OF_KEYS)},
     ),
     rows=row("mul", as_type("b_h", "int64"), "SQ"),
     rows_of_head="(b * HQ + h).to(tl.int64) * SQ",
     rows_of_kv_head="(b * HQ + h).to(tl.int64) * SK",
     delta_rows=DeltaRows(
         first_o="b * stride_ob",
-        first_g="b * stride_gb",
+        first_do="b * stride_dob",
         first_l="b * stride_lb",
         rows="b_h.to(tl.int64) * SQ",
         no_specialize='do_not_specialize=["HQ", "SQ"]',
@@ -202,17 +205,15 @@ _DENSE = filled(
 _PACKED = filled(
     Layout,
     FirstRows(
-        **{f"first_{x}": f"q_begin * stride_{x}s" for x in "qgo"},
-        **{f"first_{x}": f"kv_begin * stride_{x}s" for x in "kv"},
-        first_dk="kv_begin * stride_os",
-        first_dv="kv_begin * stride_ws",
+        **{f"first_{x}": f"q_begin * stride_{x}s" for x in ROWS_OF_QUERIES},
+        **{f"first_{x}": f"kv_begin * stride_{x}s" for x in ROWS_OF_KEYS},
     ),
     rows=row("add", row("mul", as_type("h", "int64"), "TQ"), "q_begin"),
     rows_of_head="tl.cast(h, tl.int64) * TQ + q_begin",
     rows_of_kv_head="tl.cast(h, tl.int64) * TK + kv_begin",
     delta_rows=DeltaRows(
         first_o=None,
-        first_g=None,
+        first_do=None,
         first_l=None,
         rows="h.to(tl.int64) * TQ",
         no_specialize='do_not_specialize=["B", "TQ"]',
