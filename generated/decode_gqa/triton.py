@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 07c847625ec4be06
-# body (hash of the text below): c3af94f57e21ee14
+# inputs (hash of spec and templates): f6ee153bd98536de
+# body (hash of the text below): 210991ae912102ed
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -81,12 +81,12 @@ def _forward_tiles(
     kv_lens_b, kv_lens_b_minus_sq_plus_q, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+    """Online softmax over the KV tiles of [kv_lo, kv_hi). Without TMA, begin at `turn`.
 
     m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
@@ -144,7 +144,7 @@ def _forward_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -187,19 +187,14 @@ def _forward_kernel(
 
 @triton.jit
 def _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr):
-    """Return the range of KV tiles that the queries of a row tile see: the first tile, and one past the last.
+    """Return the number of KV tiles, from tile 0, that the queries of a row tile see.
 
     A row is a (query, query head) pair. A row tile is BLOCK_M rows.
     """
-    kv_hi = tl.minimum(
-        tl.minimum(
-            tl.load(kv_lens_ptr + b * stride_kv_lens_0), q_last + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ
-        ),
-        SK,
-    )
-    first = 0
-    end = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), first)
-    return first, end
+    kv_lens_b = tl.load(kv_lens_ptr + b * stride_kv_lens_0)
+    kv_hi = tl.minimum(tl.minimum(kv_lens_b, q_last + kv_lens_b + 1 - SQ), SK)
+    n_tiles = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), 0)
+    return n_tiles
 
 
 @triton.jit
@@ -214,8 +209,8 @@ def _splits_by_batch(
     """
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
-    first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
-    n_tiles = tl.where(batches < B, end - first, 0)
+    n_tiles = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
+    n_tiles = tl.where(batches < B, n_tiles, 0)
     share = tl.maximum(tl.cdiv(tl.sum(n_tiles, 0), slots), 1)
     splits = tl.where(batches < B, tl.maximum(tl.cdiv(n_tiles, share), 1), 0)
     used = tl.sum(splits, 0)
@@ -237,7 +232,7 @@ def _decode_tiles(
     m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for kv_start in tl.range(kv_lo, kv_hi, BLOCK_N):
@@ -294,12 +289,11 @@ def _decode_kernel(
         batches = tl.arange(0, BATCHES)
         split = slot - tl.sum(tl.where(batches < b, counts, 0), 0)
         splits = tl.sum(tl.where(batches == b, counts, 0), 0)
-    first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
-    n_tiles = end - first
+    n_tiles = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
     share = tl.cdiv(n_tiles, splits)
     begin = split * share
     stop = tl.minimum(begin + share, n_tiles)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_ptr += b * stride_kb + h_kv * stride_kh
     v_ptr += b * stride_vb + h_kv * stride_vh
 
@@ -315,7 +309,7 @@ def _decode_kernel(
     m_i, l_i, acc = _decode_tiles(
         m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
         kv_lens_b_minus_sq_plus_q, SK,
-        (first + begin) * BLOCK_N, (first + stop) * BLOCK_N, BLOCK_N=BLOCK_N,
+        begin * BLOCK_N, stop * BLOCK_N, BLOCK_N=BLOCK_N,
     )
 
     # Rows without a visible key get zeros, and lse is -inf.
@@ -348,7 +342,7 @@ def _combine_kernel(
     q_idx = row % SQ
     h = row // SQ % HQ
     b = row // (SQ * HQ)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     # Find the row tile of this row in _decode_kernel: the splits depend on it.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
@@ -362,6 +356,7 @@ def _combine_kernel(
     acc = tl.zeros([128], tl.float32)
     for first in tl.range(0, splits, BLOCK_S):
         split = first + tl.arange(0, BLOCK_S)
+        # 32 bits: only calls of at most six waves of programs are split, into at most 128 splits.
         at = ((slot + split) * HQ + h).to(tl.int64) * SQ + q_idx
         part_lse = tl.load(part_lse_ptr + at, mask=split < splits, other=float("-inf"))
         m_new = tl.maximum(m_i, tl.max(part_lse, 0))
@@ -386,7 +381,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_gqa")
-_LIBRARY = _library("kgen_646d3cfdc19b44ae", "decode_gqa")
+_LIBRARY = _library("kgen_0047b41ae83bdd07", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):
@@ -407,6 +402,7 @@ def _splits(programs, most, at_once):
         waves = programs * splits / at_once
         return waves / math.ceil(waves)
 
+    # Each split writes partial results, so fewer splits win ties within 15 %. FlashAttention uses the same share.
     options = range(1, most + 1)
     best = max(busy(splits) for splits in options)
     return next(splits for splits in options if busy(splits) >= 0.85 * best)
@@ -425,7 +421,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
     at_once = _multiprocessors(q.device) * tile["per_sm"]
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
-    if programs < 4 * at_once:
+    if programs < 4 * at_once:  # with more waves, long and short sequences even out
         splits = max(splits, min(most, 2))  # `splits` is an average: short sequences need fewer, so long ones get more
     part = part_lse = None
     if splits > 1:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 36f12a150f736016
-# body (hash of the text below): 2700eaf29503acd7
+# inputs (hash of spec and templates): 1a13c956446e9489
+# body (hash of the text below): c8460addf8df4e86
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -90,7 +90,7 @@ def _forward_tiles(
     Skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
@@ -145,7 +145,7 @@ def _forward_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -195,13 +195,9 @@ def _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK
 
     A row is a (query, query head) pair. A row tile is BLOCK_M rows.
     """
-    kv_lo = tl.maximum(q_start + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ - WINDOW, 0)
-    kv_hi = tl.minimum(
-        tl.minimum(
-            tl.load(kv_lens_ptr + b * stride_kv_lens_0), q_last + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ
-        ),
-        SK,
-    )
+    kv_lens_b = tl.load(kv_lens_ptr + b * stride_kv_lens_0)
+    kv_lo = tl.maximum(q_start + kv_lens_b + 1 - SQ - WINDOW, 0)
+    kv_hi = tl.minimum(tl.minimum(kv_lens_b, q_last + kv_lens_b + 1 - SQ), SK)
     first = kv_lo // BLOCK_N
     end = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), first)
     return first, end
@@ -242,7 +238,7 @@ def _decode_tiles(
     m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for kv_start in tl.range(kv_lo, kv_hi, BLOCK_N):
@@ -310,7 +306,7 @@ def _decode_kernel(
     share = tl.cdiv(n_tiles, splits)
     begin = split * share
     stop = tl.minimum(begin + share, n_tiles)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_ptr += b * stride_kb + h_kv * stride_kh
     v_ptr += b * stride_vb + h_kv * stride_vh
 
@@ -359,7 +355,7 @@ def _combine_kernel(
     q_idx = row % SQ
     h = row // SQ % HQ
     b = row // (SQ * HQ)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     # Find the row tile of this row in _decode_kernel: the splits depend on it.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
     q_start = row_start // GQA
@@ -374,6 +370,7 @@ def _combine_kernel(
     acc = tl.zeros([128], tl.float32)
     for first in tl.range(0, splits, BLOCK_S):
         split = first + tl.arange(0, BLOCK_S)
+        # 32 bits: only calls of at most six waves of programs are split, into at most 128 splits.
         at = ((slot + split) * HQ + h).to(tl.int64) * SQ + q_idx
         part_lse = tl.load(part_lse_ptr + at, mask=split < splits, other=float("-inf"))
         m_new = tl.maximum(m_i, tl.max(part_lse, 0))
@@ -398,7 +395,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_sliding_window")
-_LIBRARY = _library("kgen_79a49d36268ca303", "decode_sliding_window")
+_LIBRARY = _library("kgen_c9ed91b4e2f63950", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):
@@ -419,6 +416,7 @@ def _splits(programs, most, at_once):
         waves = programs * splits / at_once
         return waves / math.ceil(waves)
 
+    # Each split writes partial results, so fewer splits win ties within 15 %. FlashAttention uses the same share.
     options = range(1, most + 1)
     best = max(busy(splits) for splits in options)
     return next(splits for splits in options if busy(splits) >= 0.85 * best)
@@ -437,7 +435,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
     at_once = _multiprocessors(q.device) * tile["per_sm"]
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
-    if programs < 4 * at_once:
+    if programs < 4 * at_once:  # with more waves, long and short sequences even out
         splits = max(splits, min(most, 2))  # `splits` is an average: short sequences need fewer, so long ones get more
     part = part_lse = None
     if splits > 1:

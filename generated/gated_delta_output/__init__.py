@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 68a2467829fdc46c
-# body (hash of the text below): 918c00a0a899741f
+# inputs (hash of spec and templates): e4dfec2de4b3abef
+# body (hash of the text below): 7fb5a40dfaef2220
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -38,7 +38,7 @@ def _imported(file, package):
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
         message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
         return False
     return True
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d1dd6a9f06ed53c8
-# body (hash of the text below): bbe4801b362a9a89
+# inputs (hash of spec and templates): 1d6305792067d0df
+# body (hash of the text below): 11efb21939560fd8
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -38,7 +38,7 @@ def _imported(file, package):
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
         message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
         return False
     return True
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 67fc1858d943ee62
-# body (hash of the text below): b8ef6ad860a0f409
+# inputs (hash of spec and templates): 5ef0720006036307
+# body (hash of the text below): f9fbfc5133184ee2
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -38,7 +38,7 @@ def _imported(file, package):
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
         message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
         return False
     return True
 

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 4a267afd100c1b12
-# body (hash of the text below): d1779ef07312bc47
+# body (hash of the text below): 102069c4d36a8caf
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -425,7 +425,7 @@ def _hopper_consumer(
         b, h = b_h // problem.HQ, b_h % problem.HQ
         q_idx = q_start + offs_m
         core_scale = problem.scale * (1 / CAP)
-        qk_scale = LOG2E * CAP
+        qk_scale = LOG2E * CAP  # scale of scores after score_mod, not of qk
         fixed = ForwardFixed(q_idx, core_scale, qk_scale, problem.SK)
         acc = gl.full([OWN_M, 256], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
@@ -593,7 +593,7 @@ def _dq_hopper_consumer(
         b, h = b_h // problem.HQ, b_h % problem.HQ
         q_idx = q_start + offs_m
         core_scale = problem.scale * (1 / CAP)
-        qk_scale = LOG2E * CAP
+        qk_scale = LOG2E * CAP  # scale of scores after score_mod, not of qk
         q_live = q_idx < problem.SQ
         lse = gl.load(args.lse_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
@@ -852,7 +852,7 @@ def _dv_hopper_consumer(args, problem, GQA: tl.constexpr, BLOCK_M: tl.constexpr,
         h_kv = h // GQA
         kv_idx = kv_start + offs_n
         core_scale = problem.scale * (1 / CAP)
-        qk_scale = LOG2E * CAP
+        qk_scale = LOG2E * CAP  # scale of scores after score_mod, not of qk
         k = _consumer_tile(kv_ring, 2 * done)
         dv = gl.full([BLOCK_N, 256], 0.0, gl.float32, layout=OUT)
         next_start = kv_start

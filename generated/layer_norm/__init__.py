@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8e1ae07ebf51bdc5
-# body (hash of the text below): a3d6555462ced609
+# inputs (hash of spec and templates): b8bed0208fd662f7
+# body (hash of the text below): fa17f7fdd47cf01f
 """Layer norm over the last dimension, with weight and bias.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -38,7 +38,7 @@ def _imported(file, package):
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
         message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
         return False
     return True
 

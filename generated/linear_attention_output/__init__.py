@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): af4f43338078bac3
-# body (hash of the text below): 57a1269661d3a7a8
+# inputs (hash of spec and templates): a8c5af1da3a44377
+# body (hash of the text below): f5491e927ba6d925
 """The output step of chunked linear attention without decay.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -38,7 +38,7 @@ def _imported(file, package):
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
         message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
         return False
     return True
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b09801ca43b041c0
-# body (hash of the text below): 7f117952fa823435
+# inputs (hash of spec and templates): f555a30582ad93bc
+# body (hash of the text below): 1c661bcca3cdde9d
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -88,12 +88,12 @@ def _forward_tiles(
     qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+    """Online softmax over the KV tiles of [kv_lo, kv_hi). Without TMA, begin at `turn`.
 
     m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
@@ -151,7 +151,7 @@ def _forward_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -194,14 +194,14 @@ def _forward_kernel(
 def _delta_kernel(
     o_ptr, do_ptr, dlse_ptr, delta_ptr, counter_ptr,
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
-    stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
+    stride_dob: tl.int64, stride_doh: tl.int64, stride_dos: tl.int64, stride_dod,
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse = d loss / d lse, lse in base 2."""
     if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
-        if tl.program_id(0) == 0:
+        if tl.program_id(0) == 0:  # the next kernels take their tiles from these counters, from 0 up
             tl.store(counter_ptr, 0)
             tl.store(counter_ptr + 1, 0)
     n_tiles = tl.cdiv(SQ, BLOCK_M)
@@ -209,20 +209,21 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
-    do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
+    do_ptr += b * stride_dob + h * stride_doh + q_start * stride_dos
+    q_live = q_idx < SQ
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
-    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
-    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    o = tl.load(o_rows, mask=q_live[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_dos + offs_d[None, :] * stride_dod
+    do = tl.load(do_rows, mask=q_live[:, None], other=0.0)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
-        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
+        dlse = tl.load(dlse_rows, mask=q_live, other=0.0)
         delta -= dlse * LOG2E
-    tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
+    tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_live)
 
 
 @triton.jit
@@ -231,9 +232,9 @@ def _dq_tiles(
     qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from lse."""
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from lse. Without TMA, begin at `turn`."""
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
@@ -274,12 +275,12 @@ def _dq_kernel(
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
-    stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
-    stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
+    stride_dob: tl.int64, stride_doh: tl.int64, stride_dos: tl.int64, stride_dod,
+    stride_dqb: tl.int64, stride_dqh: tl.int64, stride_dqs: tl.int64, stride_dqd,
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
@@ -287,13 +288,13 @@ def _dq_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
     v_ptr += b * stride_vb + h_kv * stride_vh
-    do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
-    dq_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
+    do_ptr += b * stride_dob + h * stride_doh + q_start * stride_dos
+    dq_ptr += b * stride_dqb + h * stride_dqh + q_start * stride_dqs
 
     qk_scale = LOG2E * scale
     q_live = q_idx < SQ
@@ -303,7 +304,7 @@ def _dq_kernel(
     else:
         q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
         do = tl.load(
-            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+            do_ptr + offs_m[:, None] * stride_dos + offs_d[None, :] * stride_dod, mask=q_live[:, None], other=0.0
         )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
@@ -322,14 +323,14 @@ def _dq_kernel(
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
-    dq_rows = dq_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    dq_rows = dq_ptr + offs_m[:, None] * stride_dqs + offs_d[None, :] * stride_dqd
     tl.store(dq_rows, (dq * scale).to(dq_ptr.dtype.element_ty), mask=q_live[:, None])
 
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
-    kv_idx, qk_scale, SQ,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_dos,
+    stride_dod, kv_idx, qk_scale, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
@@ -338,9 +339,9 @@ def _dkdv_tiles(
     without a mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_dos + offs_d[None, :] * stride_dod
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
         q_start = start + tl.where(start < gap_lo, 0, gap)
         q_idx = q_start + offs_m
@@ -357,10 +358,10 @@ def _dkdv_tiles(
             do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
         elif MASKED:
             q = tl.load(q_rows + q_start * stride_qs, mask=q_live[:, None], other=0.0)
-            do = tl.load(do_rows + q_start * stride_gs, mask=q_live[:, None], other=0.0)
+            do = tl.load(do_rows + q_start * stride_dos, mask=q_live[:, None], other=0.0)
         else:
             q = tl.load(q_rows + q_start * stride_qs)
-            do = tl.load(do_rows + q_start * stride_gs)
+            do = tl.load(do_rows + q_start * stride_dos)
         dp = tl.dot(v, tl.trans(do))
         qk = tl.dot(k, tl.trans(q))
         p = tl.exp2(qk * qk_scale - lse[None, :])
@@ -378,13 +379,13 @@ def _dkdv_kernel(
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
-    stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
-    stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
-    stride_wb: tl.int64, stride_wh: tl.int64, stride_ws: tl.int64, stride_wd,
+    stride_dob: tl.int64, stride_doh: tl.int64, stride_dos: tl.int64, stride_dod,
+    stride_dkb: tl.int64, stride_dkh: tl.int64, stride_dks: tl.int64, stride_dkd,
+    stride_dvb: tl.int64, stride_dvh: tl.int64, stride_dvs: tl.int64, stride_dvd,
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head)."""
     HKV = HQ // GQA
     n_tiles = tl.cdiv(SK, BLOCK_N)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HKV, GROUP)
@@ -392,12 +393,12 @@ def _dkdv_kernel(
     kv_start = tile * BLOCK_N  # the first tiles first: with a causal mask, the most queries see them
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h_kv * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h_kv * stride_vh + kv_start * stride_vs
-    dk_ptr += b * stride_ob + h_kv * stride_oh + kv_start * stride_os
-    dv_ptr += b * stride_wb + h_kv * stride_wh + kv_start * stride_ws
+    dk_ptr += b * stride_dkb + h_kv * stride_dkh + kv_start * stride_dks
+    dv_ptr += b * stride_dvb + h_kv * stride_dvh + kv_start * stride_dvs
 
     qk_scale = LOG2E * scale
     kv_live = kv_idx < SK
@@ -412,7 +413,7 @@ def _dkdv_kernel(
     # The query heads that share this KV head.
     for h in range(h_kv * GQA, h_kv * GQA + GQA):
         q_head = q_ptr + b * stride_qb + h * stride_qh
-        do_head = do_ptr + b * stride_gb + h * stride_gh
+        do_head = do_ptr + b * stride_dob + h * stride_doh
         lse_head = lse_ptr + (b * HQ + h).to(tl.int64) * SQ
         delta_head = delta_ptr + (b * HQ + h).to(tl.int64) * SQ
         q_lo = kv_start // BLOCK_M * BLOCK_M
@@ -420,19 +421,19 @@ def _dkdv_kernel(
         q_full_hi = SQ // BLOCK_M * BLOCK_M
         q_gap = tl.maximum(q_full_hi - q_full_lo, 0)
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-            stride_gd, kv_idx, qk_scale, SQ,
+            dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd,
+            stride_dos, stride_dod, kv_idx, qk_scale, SQ,
             q_lo, SQ, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
         )
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-            stride_gd, kv_idx, qk_scale, SQ,
+            dk, dv, k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd,
+            stride_dos, stride_dod, kv_idx, qk_scale, SQ,
             q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
         )
 
-    dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
+    dk_rows = dk_ptr + offs_n[:, None] * stride_dks + offs_d[None, :] * stride_dkd
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_dvs + offs_d[None, :] * stride_dvd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -440,7 +441,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("llama3_gqa")
-_LIBRARY = _library("kgen_839c7cfda4201c3b", "llama3_gqa")
+_LIBRARY = _library("kgen_8eb10fd61b386cbb", "llama3_gqa")
 
 
 def _descriptors(tile, *blocks):
@@ -520,7 +521,7 @@ def _out_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     needs_grad = q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if not _COMPILED and needs_grad:
-        # Compile the backward kernels in threads while the forward kernels compile.
+        # Compile the backward kernels in threads while the forward kernels compile. out and lse only give layouts.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
     return _forward(q, k, v, scale, True)

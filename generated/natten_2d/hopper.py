@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 02ed27a6802ce1cf
-# body (hash of the text below): eda14efdfe680e31
+# inputs (hash of spec and templates): 7b0664684e47a073
+# body (hash of the text below): b0eb3e2a8e84c394
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -950,10 +950,10 @@ def _backward_hopper_kernel(
 @triton.jit(do_not_specialize=["HQ", "SQ"])
 def _dq_of_sums_kernel(
     dq_sum_ptr, dq_ptr,
-    stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
+    stride_dqb: tl.int64, stride_dqh: tl.int64, stride_dqs: tl.int64, stride_dqd,
     HQ, SQ, scale,
 ):
-    """Write dq of 64 query rows of one (b, h): scale * dq_sum. stride_o* are the strides of dq.
+    """Write dq of 64 query rows of one (b, h): scale * dq_sum.
 
     This kernel is in Triton, not in Gluon.
     """
@@ -965,7 +965,7 @@ def _dq_of_sums_kernel(
     # The order of `_add_to_dq`: half of the columns, 8 column groups, warp, lane // 4, lane % 4, 2 rows, 2 columns.
     dq = dq.reshape(2, 8, 4, 8, 4, 2, 2).permute(2, 5, 3, 0, 1, 4, 6).reshape(64, 128)
     offs_d = tl.arange(0, 128)
-    dq_rows = dq_ptr + b * stride_ob + h * stride_oh + q_idx[:, None] * stride_os + offs_d[None, :] * stride_od
+    dq_rows = dq_ptr + b * stride_dqb + h * stride_dqh + q_idx[:, None] * stride_dqs + offs_d[None, :] * stride_dqd
     live = (q_idx < SQ)[:, None]
     tl.store(dq_rows, (dq * scale).to(dq_ptr.dtype.element_ty), mask=live)
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 2a3a993f2561fa62
-# body (hash of the text below): 0935b53b3ddc8ce6
+# inputs (hash of spec and templates): d3dd386206a76ab2
+# body (hash of the text below): ce7509c2a34e4cfb
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -38,7 +38,7 @@ def _imported(file, package):
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
         message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
         return False
     return True
 

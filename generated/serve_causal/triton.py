@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): c1e232bb7a86f495
-# body (hash of the text below): 6b252fe9d837d20b
+# inputs (hash of spec and templates): d65ac70cb29c81c1
+# body (hash of the text below): 9cde0ff11fb79f20
 """Causal attention for the batches of a serving engine, over a paged KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -85,12 +85,12 @@ def _forward_tiles(
     sk_minus_sq_plus_q, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+    """Online softmax over the KV tiles of [kv_lo, kv_hi). Without TMA, begin at `turn`.
 
     m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
@@ -148,7 +148,7 @@ def _forward_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -198,14 +198,13 @@ def _serve_sequence(b, seq_lens_ptr, cu_seqlens_q_ptr, TQ, SK_MAX):
 
 @triton.jit
 def _serve_range(q_last, SQ, SK, BLOCK_N: tl.constexpr):
-    """Return the range of KV tiles that the queries of a row tile see: the first tile, and one past the last.
+    """Return the number of KV tiles, from tile 0, that the queries of a row tile see.
 
     A row is a (query, query head) pair. A row tile is BLOCK_M rows.
     """
     kv_hi = tl.minimum(SK + q_last + 1 - SQ, SK)
-    first = 0
-    end = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), first)
-    return first, end
+    n_tiles = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), 0)
+    return n_tiles
 
 
 @triton.jit
@@ -308,8 +307,7 @@ def _serve_work(
     there = (batches < B) & (SQ * GQA >= least) & (SQ * GQA <= most)
     tiles = tl.where(there, tl.cdiv(SQ * GQA, BLOCK_M), 0)
     q_last = tl.maximum(SQ - 1, 0)
-    first, end = _serve_range(q_last, SQ, SK, BLOCK_N)
-    n_tiles = end - first
+    n_tiles = _serve_range(q_last, SQ, SK, BLOCK_N)
     return tiles, tl.where(there, tl.maximum(n_tiles, 1), 0)
 
 
@@ -352,7 +350,7 @@ def _serve_tiles(
     m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_d[None, :] * stride_vd
     if PAGE % BLOCK_N == 0:
@@ -425,8 +423,8 @@ def _serve_kernel(
     h = h_kv * GQA + rows % GQA
     q_start = row_start // GQA
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
-    first, end = _serve_range(q_last, SQ, SK, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    n_tiles = _serve_range(q_last, SQ, SK, BLOCK_N)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_ptr += h_kv * stride_kh
     v_ptr += h_kv * stride_vh
     block_table_ptr += b * stride_tb
@@ -436,14 +434,13 @@ def _serve_kernel(
     q_live = q_idx < SQ
     q_rows = q_ptr + (q_begin + q_idx)[:, None] * stride_qs + h[:, None] * stride_qh
     q = tl.load(q_rows + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-    n_tiles = end - first
     share = tl.cdiv(n_tiles, splits)
     begin = split * share
     stop = tl.minimum(begin + share, n_tiles)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
-    kv_lo, kv_hi = (first + begin) * BLOCK_N, (first + stop) * BLOCK_N
+    kv_lo, kv_hi = begin * BLOCK_N, stop * BLOCK_N
     kv_full_lo = kv_lo
     kv_full_hi = tl.maximum(
         tl.minimum(tl.maximum(tl.maximum(tl.minimum(SK + q_start + 1 - SQ, SK), 0), 0) // BLOCK_N * BLOCK_N, kv_hi),
@@ -464,6 +461,7 @@ def _serve_kernel(
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     lse = m_i + tl.log2(l_safe)
     if splits > 1:
+        # 32 bits: the slots of all KV heads are those of a few waves of programs.
         at = ((slot + split) * HKV + h_kv) * BLOCK_M + tl.arange(0, BLOCK_M)
         part_rows = part_ptr + parts_at + at.to(tl.int64) * 128
         tl.store(part_rows[:, None] + offs_d[None, :], acc / l_safe[:, None], mask=q_live[:, None])
@@ -502,7 +500,7 @@ def _serve_merge_kernel(
     q_idx = rows // GQA
     h = h_kv * GQA + rows % GQA
     q_live = q_idx < SQ
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     m_i = tl.full([ROWS], float("-inf"), tl.float32)
     l_i = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, 128], tl.float32)
@@ -558,7 +556,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_causal")
-_LIBRARY = _library("kgen_80c6b6125bfd84ef", "serve_causal")
+_LIBRARY = _library("kgen_0cc473f88ffa5541", "serve_causal")
 
 
 def _descriptors(tile, *blocks):

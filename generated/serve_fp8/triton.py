@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8cc98ca2e165ef94
-# body (hash of the text below): 95d2a17a7089563c
+# inputs (hash of spec and templates): f375b17ca0b4b85f
+# body (hash of the text below): 65b947549dd3cfda
 """Causal attention for serving over a KV cache in FP8, with the same bits in every batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -77,12 +77,12 @@ def _forward_tiles(
     sk_minus_sq_plus_q, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+    """Online softmax over the KV tiles of [kv_lo, kv_hi). Without TMA, begin at `turn`.
 
     m_i [BLOCK_M]: running maximum of the logits in base 2. l_i [BLOCK_M]: running sum of 2^(logit - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
@@ -140,7 +140,7 @@ def _forward_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -190,14 +190,13 @@ def _serve_sequence(b, seq_lens_ptr, cu_seqlens_q_ptr, TQ, SK_MAX):
 
 @triton.jit
 def _serve_range(q_last, SQ, SK, BLOCK_N: tl.constexpr):
-    """Return the range of KV tiles that the queries of a row tile see: the first tile, and one past the last.
+    """Return the number of KV tiles, from tile 0, that the queries of a row tile see.
 
     A row is a (query, query head) pair. A row tile is BLOCK_M rows.
     """
     kv_hi = tl.minimum(SK + q_last + 1 - SQ, SK)
-    first = 0
-    end = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), first)
-    return first, end
+    n_tiles = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), 0)
+    return n_tiles
 
 
 @triton.jit
@@ -302,8 +301,7 @@ def _serve_work(
     there = (batches < B) & (SQ * GQA >= least) & (SQ * GQA <= most)
     tiles = tl.where(there, tl.cdiv(SQ * GQA, BLOCK_M), 0)
     q_last = tl.maximum(SQ - 1, 0)
-    first, end = _serve_range(q_last, SQ, SK, BLOCK_N)
-    n_tiles = end - first
+    n_tiles = _serve_range(q_last, SQ, SK, BLOCK_N)
     return tiles, tl.where(there, tl.maximum(n_tiles, 1), 0)
 
 
@@ -347,7 +345,7 @@ def _serve_tiles(
     m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_rows = k_ptr + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_d[None, :] * stride_vd
     if PAGE % BLOCK_N == 0:
@@ -443,8 +441,8 @@ def _serve_kernel(
     q_idx = rows // GQA
     h = h_kv * GQA + rows % GQA
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
-    first, end = _serve_range(q_last, SQ, SK, BLOCK_N)
-    offs_d = tl.arange(0, 128)
+    n_tiles = _serve_range(q_last, SQ, SK, BLOCK_N)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     k_ptr += h_kv * stride_kh
     v_ptr += h_kv * stride_vh
     block_table_ptr += b * stride_tb
@@ -464,8 +462,8 @@ def _serve_kernel(
     q = tl.load(q_rows + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     # Each segment of keys has sums of its own, which are merged in order: here, or by the kernel for split tiles.
     segment_first, segment_end = 2**30, 0
-    segment_first = tl.minimum(segment_first, tl.where(first < end, first * BLOCK_N // 2048, 2**30))
-    segment_end = tl.maximum(segment_end, tl.where(first < end, tl.cdiv(end * BLOCK_N, 2048), 0))
+    segment_first = tl.minimum(segment_first, tl.where(n_tiles > 0, 0, 2**30))
+    segment_end = tl.maximum(segment_end, tl.where(n_tiles > 0, tl.cdiv(n_tiles * BLOCK_N, 2048), 0))
     segment_first = tl.minimum(segment_first, segment_end)
     share = tl.cdiv(segment_end - segment_first, splits)
     begin = segment_first + split * share
@@ -476,8 +474,8 @@ def _serve_kernel(
         m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
         l_i = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, 128], tl.float32)
-        kv_lo = tl.maximum(first * BLOCK_N, segment * 2048)
-        kv_hi = tl.minimum(end * BLOCK_N, segment * 2048 + 2048)
+        kv_lo = tl.maximum(0, segment * 2048)
+        kv_hi = tl.minimum(n_tiles * BLOCK_N, segment * 2048 + 2048)
         m_i, l_i, acc = _serve_tiles(
             m_i, l_i, acc, q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q,
             SK,
@@ -488,6 +486,7 @@ def _serve_kernel(
         l_safe = tl.where(l_i == 0.0, 1.0, l_i)
         part_lse = m_i + tl.log2(l_safe)
         if splits > 1:
+            # 32 bits: the slots of all KV heads are those of a few waves of programs.
             at = ((slot + segment - segment_first) * HKV + h_kv) * BLOCK_M + tl.arange(0, BLOCK_M)
             part_rows = part_ptr + parts_at + at.to(tl.int64) * 128
             tl.store(part_rows[:, None] + offs_d[None, :], acc / l_safe[:, None], mask=q_live[:, None])
@@ -548,7 +547,7 @@ def _serve_merge_kernel(
     q_idx = rows // GQA
     h = h_kv * GQA + rows % GQA
     q_live = q_idx < SQ
-    offs_d = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)  # the columns of a head
     m_i = tl.full([ROWS], float("-inf"), tl.float32)
     l_i = tl.zeros([ROWS], tl.float32)
     if v_scale_ptr is not None:
@@ -636,7 +635,7 @@ def _serve_append_kernel(
 
 
 _arch = _arch_for("serve_fp8")
-_LIBRARY = _library("kgen_62ceaf767361623b", "serve_fp8")
+_LIBRARY = _library("kgen_04db5fee2d69f0cb", "serve_fp8")
 
 
 def _descriptors(tile, *blocks):

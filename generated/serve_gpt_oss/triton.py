@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 89df6103799af12f
-# body (hash of the text below): ea4acd5b381a735f
+# inputs (hash of spec and templates): 3649b58053ed1936
+# body (hash of the text below): 788baf1e03483653
 """Serving of layers with a sliding window of 128 and attention sinks, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -85,7 +85,7 @@ def _forward_tiles(
     Skip [gap_lo, gap_lo + gap): another call visits these tiles, without a mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 64)
+    offs_d = tl.arange(0, 64)  # the columns of a head
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
@@ -140,7 +140,7 @@ def _forward_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M  # the last tiles first: with a causal mask, they see the most keys
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, 64)
+    offs_d = tl.arange(0, 64)  # the columns of a head
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -351,7 +351,7 @@ def _serve_tiles(
     m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, 64)
+    offs_d = tl.arange(0, 64)  # the columns of a head
     k_rows = k_ptr + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_d[None, :] * stride_vd
     if PAGE % BLOCK_N == 0:
@@ -428,7 +428,7 @@ def _serve_kernel(
     q_start = row_start // GQA
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
     first, end = _serve_range(q_start, q_last, SQ, SK, BLOCK_N)
-    offs_d = tl.arange(0, 64)
+    offs_d = tl.arange(0, 64)  # the columns of a head
     k_ptr += h_kv * stride_kh
     v_ptr += h_kv * stride_vh
     block_table_ptr += b * stride_tb
@@ -470,6 +470,7 @@ def _serve_kernel(
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     lse = m_i + tl.log2(l_safe)
     if splits > 1:
+        # 32 bits: the slots of all KV heads are those of a few waves of programs.
         at = ((slot + split) * HKV + h_kv) * BLOCK_M + tl.arange(0, BLOCK_M)
         part_rows = part_ptr + parts_at + at.to(tl.int64) * 64
         tl.store(part_rows[:, None] + offs_d[None, :], acc / l_safe[:, None], mask=q_live[:, None])
@@ -508,7 +509,7 @@ def _serve_merge_kernel(
     q_idx = rows // GQA
     h = h_kv * GQA + rows % GQA
     q_live = q_idx < SQ
-    offs_d = tl.arange(0, 64)
+    offs_d = tl.arange(0, 64)  # the columns of a head
     sink = tl.load(sinks_ptr + h * stride_sinks).to(tl.float32) * LOG2E
     m_i = tl.zeros([ROWS], tl.float32) + sink
     l_i = tl.full([ROWS], 1.0, tl.float32)

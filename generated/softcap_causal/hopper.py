@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 8d245c1b76e180d2
-# body (hash of the text below): fe7ac5bbbbd27599
+# inputs (hash of spec and templates): e9d1f0e4edf713a6
+# body (hash of the text below): 0568df9c8f16c9db
 """Causal attention whose scores saturate smoothly at 30.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -420,7 +420,7 @@ def _hopper_consumer(
         b, h = b_h // problem.HQ, b_h % problem.HQ
         q_idx = q_start + offs_m
         core_scale = problem.scale * (1 / CAP)
-        qk_scale = LOG2E * CAP
+        qk_scale = LOG2E * CAP  # scale of scores after score_mod, not of qk
         fixed = ForwardFixed(q_idx, core_scale, qk_scale, problem.SK)
         acc = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
@@ -567,7 +567,7 @@ def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.const
         b, h = b_h // problem.HQ, b_h % problem.HQ
         q_idx = q_start + offs_m
         core_scale = problem.scale * (1 / CAP)
-        qk_scale = LOG2E * CAP
+        qk_scale = LOG2E * CAP  # scale of scores after score_mod, not of qk
         q_live = q_idx < problem.SQ
         lse = gl.load(args.lse_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
@@ -843,7 +843,7 @@ def _backward_hopper_consumer(
         b, h = b_h // problem.HQ, b_h % problem.HQ
         kv_idx = kv_start + offs_n
         core_scale = problem.scale * (1 / CAP)
-        qk_scale = LOG2E * CAP
+        qk_scale = LOG2E * CAP  # scale of scores after score_mod, not of qk
         kv_at = 4 * done
         for part in gl.static_range(4):
             _consumer_wait(kv_ring, kv_at + part)
@@ -939,10 +939,10 @@ def _backward_hopper_kernel(
 @triton.jit(do_not_specialize=["HQ", "SQ"])
 def _dq_of_sums_kernel(
     dq_sum_ptr, dq_ptr,
-    stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
+    stride_dqb: tl.int64, stride_dqh: tl.int64, stride_dqs: tl.int64, stride_dqd,
     HQ, SQ, scale,
 ):
-    """Write dq of 64 query rows of one (b, h): scale * dq_sum. stride_o* are the strides of dq.
+    """Write dq of 64 query rows of one (b, h): scale * dq_sum.
 
     This kernel is in Triton, not in Gluon.
     """
@@ -954,7 +954,7 @@ def _dq_of_sums_kernel(
     # The order of `_add_to_dq`: half of the columns, 8 column groups, warp, lane // 4, lane % 4, 2 rows, 2 columns.
     dq = dq.reshape(2, 8, 4, 8, 4, 2, 2).permute(2, 5, 3, 0, 1, 4, 6).reshape(64, 128)
     offs_d = tl.arange(0, 128)
-    dq_rows = dq_ptr + b * stride_ob + h * stride_oh + q_idx[:, None] * stride_os + offs_d[None, :] * stride_od
+    dq_rows = dq_ptr + b * stride_dqb + h * stride_dqh + q_idx[:, None] * stride_dqs + offs_d[None, :] * stride_dqd
     live = (q_idx < SQ)[:, None]
     tl.store(dq_rows, (dq * scale).to(dq_ptr.dtype.element_ty), mask=live)
 
