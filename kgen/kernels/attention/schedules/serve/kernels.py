@@ -139,7 +139,6 @@ class Serve(RowResults, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, Kern
     no_specialize: str
     width: int
     """Columns of V."""
-    segment: int
     on_dead_rows: str
     sink_lines: list[Statement]
     start_lines: list[Statement]
@@ -203,8 +202,8 @@ class Serve(RowResults, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, Kern
     @property
     def in_segment(self) -> list[SegmentRange]:
         """The keys of a segment in each span."""
-        first = row("mul", "segment", self.segment)
-        end = row("add", first, self.segment)
+        first = row("mul", "segment", SEGMENT)
+        end = row("add", first, SEGMENT)
         # The maximum with a start of 0 stays: without it, Triton compiles other code for the loop.
         return [
             SegmentRange(maximum(lo, first), minimum(hi, end))
@@ -219,11 +218,11 @@ class Serve(RowResults, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, Kern
             end, seen, segment = span.end, f"{span.end} > 0", "0"
             if span.first is not None:
                 seen = f"{span.first} < {end}"
-                segment = f"{span.first} * BLOCK_N // {self.segment}"
+                segment = f"{span.first} * BLOCK_N // {SEGMENT}"
             lines += [
                 f"segment_first = tl.minimum(segment_first, tl.where({seen}, {segment}, 2**30))",
                 f"segment_end = tl.maximum(segment_end, tl.where({seen}, tl.cdiv({end} * BLOCK_N, "
-                f"{self.segment}), 0))",
+                f"{SEGMENT}), 0))",
             ]
         return [*lines, "segment_first = tl.minimum(segment_first, segment_end)"]
 
@@ -296,7 +295,6 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
         scaled_values=quantized and lowering.spec.dtype == "fp16",
         no_specialize=sizes(params, *(scale_steps() if quantized else ())),
         width=width,
-        segment=SEGMENT,
         on_dead_rows=dead_rows(lowering.spec.sinks),
         sink_lines=sink,
         start_lines=started(found, lowering.spec.sinks),
