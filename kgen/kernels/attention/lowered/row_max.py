@@ -21,9 +21,9 @@ class RowResult:
     """
 
     name: str
-    """The name in kernels: of its pointer, of its parts and of its strides."""
+    """The name of its pointer and of its parts in kernels."""
     letter: str
-    """The name of its strides."""
+    """The letter of its strides in kernels."""
     tensor: str
     """The tensor, or None, in launchers and in C."""
     argument: str
@@ -133,9 +133,9 @@ def in_words(out: str, row_results: tuple[RowResult, ...]) -> str:
     return f"{', '.join(others)} and {last}"
 
 
-def largest_started(rows: str = "BLOCK_M") -> Assign:
+def largest_started() -> Assign:
     """Return the statement that starts the largest logit of each row."""
-    return assign(TOP, op('{tl}.full([{0}], float("-inf"), {tl}.float32)', rows))
+    return assign(TOP, op('{tl}.full([BLOCK_M], float("-inf"), {tl}.float32)'))
 
 
 def largest_followed(logits: str, scaled: Code | None) -> Assign:
