@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 925e9f96fb1144ed
+# inputs (hash of spec and templates): 5be18ddac1bec40c
 # body (hash of the text below): 8a32127a353c3483
 """Causal attention that returns the largest score of each row, as QK-clip needs it.
 

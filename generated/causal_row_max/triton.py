@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 6bb8daf799efee2b
+# inputs (hash of spec and templates): b8c113b4e1d1840b
 # body (hash of the text below): 936a6b82f7f08513
 """Causal attention that returns the largest score of each row, as QK-clip needs it.
 

@@ -11,6 +11,7 @@ name.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -30,6 +31,9 @@ DIGEST_OF_CODE = "\1digest of code\1"
 """A placeholder that is replaced once the file is complete. A spec cannot contain it."""
 _FAKE_OF, _END = "\1fake of ", "\1"
 """Both ends of a placeholder for the call that decorates the fake of an operator."""
+_OPENING = re.compile(r"\{% (if|for .+ in) (?P<name>.+?) %\}")
+"""The tag that opens a block, alone on its line."""
+_ELSE, _ENDS = "{% else %}", ("{% endif %}", "{% endfor %}")
 
 
 CALLED = 8
@@ -175,44 +179,53 @@ def texts_of(template: Template) -> dict[str, str]:
     """Return the texts of a template, of templates within it, and of templates that their tags
     name, by name.
 
-    Leave out the blocks of optional fields that no template of the tree has. So a field that is
-    added does not change the hash of files without it.
+    Leave out the optional fields that no template of the tree has. So a field that is added does
+    not change the hash of files without it.
     """
     env = environment(template_root())
     found: dict[str, str] = {}
     for part in parts(template):
-        missing = frozenset(name for name in part.optional_fields if not getattr(part, name))
+        values = {name: getattr(part, name) for name in part.optional_fields}
+        missing = frozenset(name for name, value in values.items() if not value)
+        words = frozenset((n, value) for n, value in values.items() if isinstance(value, str))
         for name, text in template_texts(env, part.template).items():
-            own = without_blocks(text, missing)
+            own = without_missing(text, missing, words)
             found[name] = max(own, found.get(name, ""), key=len)
     return dict(sorted(found.items()))
 
 
 @cache
-def without_blocks(text: str, missing: frozenset[str]) -> str:
-    """Return a template without the blocks `{% if NAME %}` of `missing` names.
+def without_missing(
+    text: str, missing: frozenset[str], words: frozenset[tuple[str, str]] = frozenset()
+) -> str:
+    """Return a template without the blocks `{% if NAME %}`, the loops and the expressions of
+    `missing` names, and with the values of `words`.
 
-    A block `{% else %}` of such a name stays, without its tags.
+    A block `{% else %}` of a missing name stays, without its tags. A line that has only an
+    expression of a missing name disappears.
     """
+    for name, value in words:
+        text = text.replace(f"{{{{ {name} }}}}", value)
     if not missing:
         return text
     kept: list[str] = []
-    # For each open `if`: None if it stays, else true while its lines stay.
+    # For each open block: None if it stays, else true while its lines stay.
     inside: list[bool | None] = []
+    empty = re.compile(rf"\{{\{{ ({'|'.join(sorted(missing))})( \|.*?)? \}}\}}")
     for line in text.split("\n"):
         tag = line.strip()
-        if tag.startswith("{% if ") and tag.endswith("%}") and "{% endif %}" not in tag:
-            inside.append(False if tag.split()[2] in missing else None)
+        opened = _OPENING.fullmatch(tag)
+        own = bool(inside) and inside[-1] is not None and tag in (_ELSE, *_ENDS)
+        if opened is not None:
+            inside.append(False if opened["name"] in missing else None)
             own = inside[-1] is not None
-        else:
-            own = bool(inside) and inside[-1] is not None and tag in ("{% else %}", "{% endif %}")
-            if own and tag == "{% else %}":
-                inside[-1] = True
-            elif tag == "{% endif %}":
-                closed = inside.pop()
-                own = closed is not None
-        if not own and False not in inside:
-            kept.append(line)
+        elif own and tag == _ELSE:
+            inside[-1] = True
+        elif tag in _ENDS:
+            inside.pop()
+        printed = empty.sub("", line)
+        if not own and False not in inside and (printed.strip() or printed == line):
+            kept.append(printed)
     return "\n".join(kept)
 
 

@@ -25,8 +25,9 @@ class Template:
     """The path of the template below `templates/`."""
     language: ClassVar[str] = TRITON
     optional_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that few specs have. If one is false, its blocks `{% if NAME %}` do not count in
-    the hash of the templates of a file.
+    """The fields that few specs have. If one is empty or false, its blocks `{% if NAME %}`, its
+    loops and its expressions do not count in the hash of the templates of a file. A text counts
+    with its value.
     """
 
     def launch_functions(self) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Blocks of optional fields: templates print them, and hashes of other files leave them out."""
+"""Optional fields: templates print them, and hashes of other files leave them out."""
 
 from __future__ import annotations
 
@@ -7,32 +7,51 @@ from typing import ClassVar
 
 import pytest
 
-from kgen.render.environment import texts_of, without_blocks
+from kgen.render.environment import texts_of, without_missing
 from kgen.targets.template import Template
 
-NAMES = frozenset({"row_max", "top"})
+NAMES = frozenset({"rows", "top"})
 
 
 @pytest.mark.parametrize(
     ("text", "left"),
     [
-        ("a\n{% if row_max %}\nb\n{% endif %}\nc", "a\nc"),
-        ("{% if row_max %}\nb\n{% else %}\nc\n{% endif %}", "c"),
+        ("a\n{% if rows %}\nb\n{% endif %}\nc", "a\nc"),
+        ("{% if rows %}\nb\n{% else %}\nc\n{% endif %}", "c"),
         (
             "{% if other %}\n{% if top %}\nb\n{% endif %}\nc\n{% endif %}",
             "{% if other %}\nc\n{% endif %}",
         ),
         ("{% if top %}\n{% if other %}\nb\n{% else %}\nc\n{% endif %}\nd\n{% endif %}\ne", "e"),
-        ("{% if top %}\na\n{% else %}\n{% if row_max %}\nb\n{% endif %}\nc\n{% endif %}", "c"),
+        ("{% if top %}\na\n{% else %}\n{% if rows %}\nb\n{% endif %}\nc\n{% endif %}", "c"),
         ("{% if other %}\na\n{% else %}\nb\n{% endif %}", None),
-        ("a{% if row_max %} b{% endif %}\nc", None),
-        ("{% for x in row_max %}\n{{ x }}\n{% endfor %}", None),
+        ("a{% if rows %} b{% endif %}\nc", None),
+        ("a\n{% for x in rows %}\n{{ x }}\n{% endfor %}\nb", "a\nb"),
+        ("{% for x in of.rows %}\n{{ x }}\n{% endfor %}", None),
+        (
+            "{% for x in other %}\n{% if top %}\na\n{% else %}\nb\n{% endif %}\n{% endfor %}",
+            "{% for x in other %}\nb\n{% endfor %}",
+        ),
+        ("f(a, {{ top | ahead }}b{{ rows | each('{}=0') | behind }})", "f(a, b)"),
+        ("f({{ topmost }}, {{ other.top }}, {{ other | ahead }})", None),
+        ("a\n    {{ top | each('{},') }}\n\nb", "a\n\nb"),
     ],
-    ids=["block", "else", "inside", "around", "inside else", "another", "in a line", "a loop"],
+    ids=[
+        *("block", "else", "inside", "around", "inside else", "another", "in a line", "a loop"),
+        *("another loop", "inside a loop", "operands", "other operands", "a line"),
+    ],
 )
-def test_blocks_are_left_out(text: str, left: str | None) -> None:
-    assert without_blocks(text, NAMES) == (text if left is None else left)
-    assert without_blocks(text, frozenset()) == text
+def test_missing_fields_are_left_out(text: str, left: str | None) -> None:
+    assert without_missing(text, NAMES) == (text if left is None else left)
+    assert without_missing(text, frozenset()) == text
+
+
+def test_texts_count_with_their_values() -> None:
+    text = '"""{{ words }}.""" {{ words | join }}{{ suffix }}'
+    values = {"words": "Compute out", "suffix": ""}
+    assert without_missing(text, frozenset({"suffix"}), frozenset(values.items())) == (
+        '"""Compute out.""" {{ words | join }}'
+    )
 
 
 @dataclass(frozen=True)
@@ -40,9 +59,9 @@ class Sample(Template):
     """A template with an optional field."""
 
     template: ClassVar[str] = "attention/triton/_docstring.j2"
-    optional_fields: ClassVar[tuple[str, ...]] = ("row_max",)
+    optional_fields: ClassVar[tuple[str, ...]] = ("row_results",)
 
-    row_max: bool
+    row_results: list[str]
 
 
 @dataclass(frozen=True)
@@ -56,8 +75,8 @@ class Both(Template):
 
 def test_a_file_has_the_blocks_of_its_fields() -> None:
     name = Sample.template
-    whole, without = (texts_of(Sample(there))[name] for there in (True, False))
-    assert "{% if row_max %}" in whole
-    assert "row_max" not in without
-    for parts in ([True, False], [False, True]):
+    whole, without = (texts_of(Sample(there))[name] for there in (["max"], []))
+    assert "{% for row in row_results %}" in whole
+    assert "row_results" not in without
+    for parts in ([["max"], []], [[], ["max"]]):
         assert texts_of(Both([Sample(there) for there in parts]))[name] == whole

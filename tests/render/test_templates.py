@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -178,6 +179,37 @@ def test_what_a_template_may_do(source: str) -> None:
 )
 def test_what_a_template_may_not_do(source: str) -> None:
     assert logic_in(source)
+
+
+KERNELS = ("triton", "hopper", "decode", "portable")
+MOST_CONDITIONALS, MOST_FIELDS = 100, 250
+"""The limits of the templates of attention: a reader has to follow every variant."""
+
+
+def conditionals_in(source: str) -> int:
+    """Return the number of `if` tags."""
+    return len(re.findall(r"\{%[-+]?\s*if\b", source))
+
+
+def fields_in(source: str) -> set[str]:
+    """Return the dotted names in tags and expressions."""
+    tags = (re.sub(r'"[^"]*"', "", tag) for tag in re.findall(r"\{[{%](.*?)[%}]\}", source, re.S))
+    return {name for tag in tags for name in re.findall(r"\b[a-z_]\w*(?:\.\w+)+", tag)}
+
+
+def test_kernels_of_attention_have_few_conditionals() -> None:
+    """A variant is an operand, an entry of a list, or another template."""
+    folders = [TEMPLATES / "attention" / name for name in KERNELS]
+    sources = [path.read_text("utf-8") for folder in folders for path in folder.rglob("*.j2")]
+    assert len(sources) > 50
+    assert sum(map(conditionals_in, sources)) <= MOST_CONDITIONALS
+    assert len({name for source in sources for name in fields_in(source)}) <= MOST_FIELDS
+
+
+def test_conditionals_and_fields_are_counted() -> None:
+    source = "if a.b\n{% if a %}{{ b.c.d | f('x') }}{%- if not e %}{% for x in g.h %}{% endif %}"
+    assert conditionals_in(source) == 2
+    assert fields_in(source + '{{ i | each("{j.k}") }}') == {"b.c.d", "g.h"}
 
 
 @pytest.mark.parametrize("name", templates())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param, declared
 from kgen.kernels.attention.lowered.recomputed import PairKernel, Recomputed
-from kgen.kernels.attention.lowered.row_max import MAX
+from kgen.kernels.attention.lowered.row_max import row_results_of
 
 _QUERIES_AND_KEYS = ("q", "k", "v")
 _DQ = {"dq": "dq"}
@@ -114,12 +114,12 @@ def combine_params(lowering: Lowering, used: Collection[str]) -> KernelParams:
 
 def row_max_of(lowering: Lowering) -> list[Param]:
     """Return the parameter for the largest score of each row, if calls can return it."""
-    return [MAX] if lowering.spec.row_max else []
+    return [row.param for row in row_results_of(lowering.spec)]
 
 
 def _part_max_of(lowering: Lowering) -> list[Param]:
     """Return the parameter for the largest score of each row in each split."""
-    return _pointers("part_max") if lowering.spec.row_max else []
+    return _pointers(*(row.part for row in row_results_of(lowering.spec)))
 
 
 def _by_argument(params: Iterable[Param]) -> list[list[Param]]:

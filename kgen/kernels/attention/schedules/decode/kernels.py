@@ -8,7 +8,7 @@ from typing import ClassVar
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, TileBody, declared
 from kgen.kernels.attention.lowered.params import PAGES, combine_params, decode_params
-from kgen.kernels.attention.lowered.row_max import RowMax
+from kgen.kernels.attention.lowered.row_max import RowResults, row_results_of
 from kgen.kernels.attention.schedules.decode.lowering import DecodeKernel, decode_kernel
 from kgen.kernels.attention.schedules.decode.plan import DecodePlan
 from kgen.kernels.attention.targets.triton.exact import Exact
@@ -21,7 +21,7 @@ _PAGES_OF_TILE = ["block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
 
 
 @dataclass(frozen=True)
-class Combine(DecodeKernel, Head, Exact, RowMax, KernelParams, Template):
+class Combine(DecodeKernel, Head, Exact, RowResults, KernelParams, Template):
     """The kernel that merges the splits."""
 
     template: ClassVar[str] = "attention/decode/_combine.j2"
@@ -39,7 +39,7 @@ class SplitsByBatch(DecodeKernel, Template):
 
 
 @dataclass(frozen=True)
-class Decode(DecodeKernel, TileBody, LoopKernel, Head, Exact, RowMax, KernelParams, Template):
+class Decode(DecodeKernel, TileBody, LoopKernel, Head, Exact, RowResults, KernelParams, Template):
     """The kernel for one split of the keys, and the kernel that merges splits."""
 
     template: ClassVar[str] = "attention/decode/_decode.j2"
@@ -96,7 +96,7 @@ def decode_kernels(plan: DecodePlan, lowering: Lowering) -> DecodeKernels:
     params = decode_params(lowering, found.k_strides, found.v_strides)
     merged = combine_params(lowering, found.merge_names)
     head, exact = head_of(attention, lowering.tf32), Exact(attention.exact)
-    width, row_max = attention.spec.head_dim.v, RowMax(attention.spec.row_max)
+    width, spec = attention.spec.head_dim.v, attention.spec
     of_merged = {"splits", *(p.name for p in merged.problem)}
     combine = filled(
         Combine,
@@ -104,7 +104,7 @@ def decode_kernels(plan: DecodePlan, lowering: Lowering) -> DecodeKernels:
         merged,
         head,
         exact,
-        row_max,
+        RowResults(row_results_of(spec, apart=True)),
         width=width,
         no_specialize=not_specialized([name for name in names if name in of_merged]),
     )
@@ -116,7 +116,7 @@ def decode_kernels(plan: DecodePlan, lowering: Lowering) -> DecodeKernels:
         params,
         head,
         exact,
-        row_max,
+        RowResults(row_results_of(spec)),
         width=width,
         no_specialize=not_specialized(names),
         splits_by_batch=filled(SplitsByBatch, found) if found.balanced else None,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import KernelParams, arguments
 from kgen.kernels.attention.lowered.params import PAGES
-from kgen.kernels.attention.lowered.row_max import STORE_MAX, RowMax
+from kgen.kernels.attention.lowered.row_max import RowResults
 from kgen.kernels.attention.schedules.decode.kernels import DecodeKernels
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.interface import Operator
@@ -32,10 +32,14 @@ _LEAST_SPLITS = If(
 
 
 @dataclass(frozen=True)
-class DecodeLauncher(Operator, Exact, RowMax, KernelParams, Template):
+class DecodeLauncher(Operator, Exact, RowResults, KernelParams, Template):
     """The launcher of the decoding kernels."""
 
     template: ClassVar[str] = "attention/decode/_launcher.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (
+        *RowResults.optional_fields,
+        *("stored_words", "part_results"),
+    )
 
     combine_params: KernelParams
     pages: list[list[str]]
@@ -51,9 +55,17 @@ class DecodeLauncher(Operator, Exact, RowMax, KernelParams, Template):
     kv_sizes: str
 
     @property
-    def store_max(self) -> str:
-        """The option by which the kernels store the largest score of each row."""
-        return STORE_MAX
+    def part_results(self) -> list[str]:
+        """The tensors for the results of rows in each split."""
+        return [row.part for row in self.row_results]
+
+    @property
+    def stored_words(self) -> str:
+        """The results, and the number of kernels without splits, for the docstring."""
+        if not self.row_results:
+            return "`out` and, if store_lse, base-2 `lse`. Without splits, one kernel stores both"
+        rows = "".join(f", and base-2 `{x}` if not None" for x in self.row_tensors)
+        return f"`out`, base-2 `lse` if store_lse{rows}. Without splits, one kernel stores all"
 
     def launch_functions(self) -> Iterable[str]:
         return ("_cdiv", "_launch", "_layouts", "_multiprocessors", "_next_power_of_2", "_tile")
@@ -66,7 +78,7 @@ def launcher_of(kernels: DecodeKernels, op: Operator, kv_sizes: str) -> DecodeLa
         DecodeLauncher,
         op,
         Exact(decode.exact),
-        RowMax(decode.row_max),
+        RowResults(decode.row_results),
         kernels.params,
         combine_params=kernels.combine_params,
         pages=[arguments(PAGES)] if decode.paged else [],

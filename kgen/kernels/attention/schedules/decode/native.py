@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from kgen.kernels.attention.lowered.row_max import RowResults, row_results_of
 from kgen.kernels.attention.schedules.decode.plan import (
     MOST_QUERIES,
     DecodePlan,
@@ -25,7 +26,7 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class DecodeCalls(Template):
+class DecodeCalls(RowResults, Template):
     """The C functions for calls with few queries."""
 
     template: ClassVar[str] = "attention/decode/_calls.j2"
@@ -36,8 +37,16 @@ class DecodeCalls(Template):
     width: int
     """Columns of V."""
     lse: Tensor
-    row_max: bool
-    """True if calls can return the largest score of each row."""
+
+    @property
+    def part_results(self) -> list[str]:
+        """The parts of the results of rows in the workspace."""
+        return [row.part for row in self.row_results]
+
+    @property
+    def stores(self) -> list[str]:
+        """The variables that are true if the kernels store these results."""
+        return [f"stores_{row.name}" for row in self.row_results]
 
 
 @dataclass(frozen=True)
@@ -57,14 +66,15 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
         rest = [f"!{one.way.serves}(a, p)" for one in others if one.way is not None]
         when = " || ".join([when, *rest]) if rest else "1"
     spec = of.plan.spec
-    own = "a->row_max.data != NULL, " if spec.row_max else ""
+    results = row_results_of(spec)
+    own = "".join(f"a->{row.tensor}.data != NULL, " for row in results)
     width, lse = spec.head_dim.v, of.tensors.lse
     return Calls(
-        functions=(DecodeCalls(when, plan.balanced, width, lse, spec.row_max),),
+        functions=(DecodeCalls(results, when, plan.balanced, width, lse),),
         late=True,
         workspace=(DecodeWorkspace(),),
         way=Way(f"launch_decode(&p, v, {own}(char *)workspace, stream)", "decodes"),
-        names=(*NAMES, *(("part_max_ptr",) if spec.row_max else ())),
+        names=(*NAMES, *(f"{row.part}_ptr" for row in results)),
         tiles=tuple(_tables(plan)),
         decodes=True,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kgen.kernels.attention.lowered.model import Gradients, RowGradient
+from kgen.kernels.attention.lowered.row_max import RowResults
 from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
 from kgen.kernels.attention.schedules.hopper.loops import GradientOfScores
 from kgen.kernels.attention.schedules.hopper.operands import (
@@ -19,7 +20,7 @@ from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
 from kgen.kernels.attention.schedules.hopper.records import Record, reached, record
-from kgen.kernels.attention.schedules.hopper.rows import VECTORS, Rows, TopOfRows
+from kgen.kernels.attention.schedules.hopper.rows import VECTORS, Rows
 from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.targets.code import (
     Assign,
@@ -150,7 +151,7 @@ def _skipped(ring: str, at: Code, n: str | int) -> Code:
 
 
 @dataclass(frozen=True)
-class ForwardKernel(TopOfRows):
+class ForwardKernel(RowResults):
     """Forward, with the producer of tiles of queries."""
 
     tile: HopperTile

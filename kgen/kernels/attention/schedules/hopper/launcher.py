@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.row_max import STORE_MAX, RowMax
+from kgen.kernels.attention.lowered.row_max import RowResults
 from kgen.kernels.attention.schedules.hopper.kernels import (
     BackwardOperands,
     Common,
@@ -38,10 +38,11 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class ForwardLauncher(RowMax, Call, Common, Template):
+class ForwardLauncher(RowResults, Call, Common, Template):
     """The function that launches forward."""
 
     template: ClassVar[str] = "attention/hopper/_forward_launcher.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (*RowResults.optional_fields, "stored_words")
     language: ClassVar[str] = GLUON
 
     tile: HopperTile
@@ -53,6 +54,18 @@ class ForwardLauncher(RowMax, Call, Common, Template):
 
     def launch_functions(self) -> Iterable[str]:
         return ("_launch", "_multiprocessors", *([] if self.packed else ["_cdiv"]))
+
+    @property
+    def stored_words(self) -> str:
+        """The results, for the docstring."""
+        if not self.row_results:
+            return "`out`, and `lse` (float32, base 2) if store_lse"
+        found = [
+            "`out`",
+            "`lse` if store_lse",
+            *(f"and `{x}` if not None" for x in self.row_tensors),
+        ]
+        return f"{', '.join(found)} (float32, base 2)"
 
     @property
     def dependent(self) -> list[str]:
@@ -145,12 +158,11 @@ def _forward(
     group = max(hopper.plan.heads, call.group)
     blocks = ["BLOCK_M=BLOCK_M", "BLOCK_N=BLOCK_N"]
     options = [f"GROUP={group}", *blocks, f"SLOTS={forward.tile.SLOTS}"]
-    stored = [STORE_MAX] if forward.row_max else []
     return filled(
         ForwardLauncher,
         call,
         common,
-        row_max=forward.row_max,
+        row_results=forward.row_results,
         tile=forward.tile,
         columns=columns,
         pages=forward.pages,
@@ -163,7 +175,7 @@ def _forward(
             kernel="_forward_hopper_kernel",
             programs=programs(kernels.packed, kernels.plan.grouped, "q", "BLOCK_M"),
             given=forward.operands.given,
-            options=["STORE_LSE=store_lse", *stored, *options, "num_warps=4"],
+            options=["STORE_LSE=store_lse", *forward.row_stores, *options, "num_warps=4"],
         ),
     )
 

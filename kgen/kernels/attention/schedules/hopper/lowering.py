@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from kgen.kernels.attention.lowered.bodies import body_of
 from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.row_max import row_results_of
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.schedules.hopper.kernels import (
     Common,
@@ -210,8 +211,7 @@ def _forward(
     values = f"SLOTS - {fewer}" if fewer else "SLOTS"
     of_streams = [RingAt(f"{s.name}_ring", row("sub", "n_used", "i")) for s in streams]
     return ForwardKernel(
-        row_max=spec.row_max,
-        apart=plan.forward.chained or spec.sinks,
+        row_results=row_results_of(spec, apart=plan.forward.chained or spec.sinks),
         tile=plan.forward,
         loop=loops.forward,
         published=tiles_of_queries(loops.forward, loops.dq, kernels.packed),

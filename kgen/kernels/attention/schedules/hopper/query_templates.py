@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from kgen.kernels.attention.lowered.row_max import RowResults
 from kgen.kernels.attention.schedules.hopper.kernels import Common, DqKernel, DqRings, ForwardKernel
 from kgen.kernels.attention.schedules.hopper.loops import ConsumedTile
 from kgen.kernels.attention.schedules.hopper.operands import KernelOperands
@@ -58,6 +59,12 @@ class Softmax(OfForward):
     """The softmax of a tile, which follows the running maximum of each row."""
 
     template: ClassVar[str] = "attention/hopper/_forward_softmax.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (*RowResults.optional_fields, "previous_maximum")
+
+    @property
+    def previous_maximum(self) -> str:
+        """The maximum of each row before a tile: `m_i`, or the exact one that calls return."""
+        return "".join([*(f"{row.value} if {row.option} else " for row in self.followed), "m_i"])
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,13 @@ class BoundedSoftmax(OfForward):
     """The softmax of bounded logits, which subtracts the maximum of a row's first tile."""
 
     template: ClassVar[str] = "attention/hopper/_forward_softmax_bounded.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (*RowResults.optional_fields, "returned_words")
+
+    @property
+    def returned_words(self) -> str:
+        """The results of a tile, in words."""
+        *others, last = ["P", "m_i", "the next l_i", *self.top]
+        return f"{', '.join(others)} and {last}"
 
 
 @dataclass(frozen=True)
@@ -189,6 +203,7 @@ class Forward(OfForward):
     """Forward, and the producer of tiles of queries."""
 
     template: ClassVar[str] = "attention/hopper/_forward.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (*RowResults.optional_fields, "computed_words")
 
     load_pages: LoadPages | None = field(kw_only=True)
     query_producer: ForwardProducer = field(kw_only=True)
@@ -196,6 +211,11 @@ class Forward(OfForward):
     tiles: ChainedTiles | TilesOfThree = field(kw_only=True)
     """The loop of a consumer."""
     first_tile: FirstTile | None = field(kw_only=True)
+
+    @property
+    def computed_words(self) -> str:
+        """The results of a kernel, in words. Not every kernel has a result for each row."""
+        return f"{self.written_words} of each row" if self.row_results else self.written_words
 
     @property
     def item_kept(self) -> list[Statement]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kgen.expr.spelling import ADD
 from kgen.kernels.attention.lowered.model import Param
-from kgen.kernels.attention.lowered.row_max import TOP, RowMax
 from kgen.targets.code import Code, Run, Statement, assign, op
 
 VECTORS = ("lse", "delta")
@@ -40,26 +38,6 @@ class Rows:
     """The shape of a slot without its first dimensions."""
     vector_params: list[Param]
     """Log-sum-exp and delta, as parameters of the dk and dv kernel."""
-
-
-@dataclass(frozen=True)
-class TopOfRows(RowMax):
-    """The largest logit of each row in forward."""
-
-    optional_fields: ClassVar[tuple[str, ...]] = (*RowMax.optional_fields, "top")
-
-    apart: bool
-    """True if `m_i` may differ from it: `m_i` lags behind, is fixed, or includes a sink."""
-
-    @property
-    def top(self) -> list[str]:
-        """The value of the loop for it, if calls can return it and it may differ from `m_i`."""
-        return [TOP] if self.row_max and self.apart else []
-
-    @property
-    def largest(self) -> str:
-        """The largest logit of each row, after the loops."""
-        return ", ".join(self.top) or "m_i"
 
 
 def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:

@@ -34,11 +34,11 @@ from kgen.kernels.attention.lowered.recomputed import (
     pair_kernel,
 )
 from kgen.kernels.attention.lowered.row_max import (
-    TOP,
-    RowMax,
-    largest,
+    RowResults,
+    in_words,
     largest_followed,
     largest_started,
+    row_results_of,
 )
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.exact import Exact
@@ -165,10 +165,11 @@ class _OfLoop(TileBody, Ranges, LoopKernel, Placement, _Kernel):
 
 
 @dataclass(frozen=True)
-class Forward(RowMax, _OfLoop):
+class Forward(RowResults, _OfLoop):
     """The forward kernel."""
 
     template: ClassVar[str] = "attention/portable/_forward.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (*RowResults.optional_fields, "stored_words")
 
     sink_load: Code | None
     """The load of a head's sink; None without sinks."""
@@ -176,20 +177,20 @@ class Forward(RowMax, _OfLoop):
     @property
     def held(self) -> list[Statement]:
         """The loads of the tile of Q that a program holds, and the start of its largest logits."""
-        start = [largest_started()] if TOP in self.state else []
+        start = [largest_started() for _ in self.top]
         return [*self.operands.held.statements, *start]
 
     @property
-    def largest(self) -> str:
-        """The largest logit of each row, after the loop."""
-        return largest(sinks=self.sink_load is not None)
+    def stored_words(self) -> str:
+        """The results of the kernel, in words."""
+        return in_words("`out`", self.row_results)
 
     @property
     def where_masked(self) -> list[Statement]:
         """The statements that apply the mask to the logits of a tile that has it, and follow its
         largest logits.
         """
-        largest = [largest_followed(self.logits, self.scaled)] if TOP in self.state else []
+        largest = [largest_followed(self.logits, self.scaled) for _ in self.top]
         return [*in_masked_tiles(self.logits_masked), *largest]
 
     @property
@@ -391,11 +392,12 @@ class _Portable:
 
     def forward(self) -> Forward:
         spec = self.plan.spec
-        top = [TOP] if spec.row_max and spec.sinks else []
-        state = ["m_i", "l_i", *top, *(f"acc{c.tag}" for c in self.plan.v_chunks)]
+        # The running maximum of a row with a sink may be the sink, which is not a score.
+        results = RowResults(row_results_of(spec, apart=spec.sinks))
+        state = ["m_i", "l_i", *results.top, *(f"acc{c.tag}" for c in self.plan.v_chunks)]
         kernel = loop_kernel(self.lowering, self.plan.forward, state)
         params = forward_params(self.lowering, kernel)
-        own = {"sink_load": self.sink, "row_max": spec.row_max}
+        own = {"sink_load": self.sink, "row_results": results.row_results}
         return self._of_loop(Forward, kernel, params, **own)
 
     def backward(self, follower: Follower | None) -> BackwardKernels:

@@ -16,10 +16,10 @@ from kgen.kernels.attention.lowered.model import (
     declared,
 )
 from kgen.kernels.attention.lowered.row_max import (
-    TOP,
-    RowMax,
+    RowResults,
     largest_followed,
     largest_started,
+    row_results_of,
 )
 from kgen.kernels.attention.schedules.serve.lowering import (
     LISTED,
@@ -112,7 +112,7 @@ class Items(ServeKernel, KernelParams, Template):
 
 
 @dataclass(frozen=True)
-class Merge(RowMax, Scaled, Head, KernelParams, Template):
+class Merge(RowResults, Scaled, Head, KernelParams, Template):
     """The kernel that merges the parts of split tiles."""
 
     template: ClassVar[str] = "attention/serve/_merge.j2"
@@ -130,15 +130,15 @@ class Merge(RowMax, Scaled, Head, KernelParams, Template):
 
 
 @dataclass(frozen=True)
-class Serve(RowMax, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Template):
+class Serve(RowResults, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelParams, Template):
     """The attention kernel for an item, and the kernels before and after it."""
 
     template: ClassVar[str] = "attention/serve/_attend.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (*RowResults.optional_fields, "top_started")
 
     no_specialize: str
     width: int
     """Columns of V."""
-    segment: int
     on_dead_rows: str
     sink_lines: list[Statement]
     start_lines: list[Statement]
@@ -175,23 +175,14 @@ class Serve(RowMax, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelPa
     @property
     def where_masked(self) -> list[Statement]:
         """The statements that apply the mask to the logits, and follow the largest of each row."""
-        largest = [largest_followed(self.logits, self.scaled)] if TOP in self.state else []
+        rows = [] if self.in_batches else self.followed
+        largest = [largest_followed(self.logits, self.scaled) for _ in rows]
         return [If(Name("MASKED"), tuple(self.logits_masked)), *largest]
 
     @property
-    def largest(self) -> str:
-        """The largest logit of each row of an item."""
-        return TOP if self.in_batches or TOP in self.state else "m_i"
-
-    @property
     def top_started(self) -> list[Statement]:
-        """The statement that starts the largest logit of each row."""
-        return [largest_started()]
-
-    @property
-    def top_with_sinks(self) -> list[Statement]:
-        """The same statement, if the loop carries the largest logit besides the running maximum."""
-        return self.top_started if TOP in self.state else []
+        """The statement that starts the largest logit of each row, if it may differ from `m_i`."""
+        return [largest_started() for _ in self.followed]
 
     @property
     def cast(self) -> str:
@@ -211,8 +202,8 @@ class Serve(RowMax, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelPa
     @property
     def in_segment(self) -> list[SegmentRange]:
         """The keys of a segment in each span."""
-        first = row("mul", "segment", self.segment)
-        end = row("add", first, self.segment)
+        first = row("mul", "segment", SEGMENT)
+        end = row("add", first, SEGMENT)
         # The maximum with a start of 0 stays: without it, Triton compiles other code for the loop.
         return [
             SegmentRange(maximum(lo, first), minimum(hi, end))
@@ -227,11 +218,11 @@ class Serve(RowMax, KeyScaled, ServeKernel, TileBody, LoopKernel, Head, KernelPa
             end, seen, segment = span.end, f"{span.end} > 0", "0"
             if span.first is not None:
                 seen = f"{span.first} < {end}"
-                segment = f"{span.first} * BLOCK_N // {self.segment}"
+                segment = f"{span.first} * BLOCK_N // {SEGMENT}"
             lines += [
                 f"segment_first = tl.minimum(segment_first, tl.where({seen}, {segment}, 2**30))",
                 f"segment_end = tl.maximum(segment_end, tl.where({seen}, tl.cdiv({end} * BLOCK_N, "
-                f"{self.segment}), 0))",
+                f"{SEGMENT}), 0))",
             ]
         return [*lines, "segment_first = tl.minimum(segment_first, segment_end)"]
 
@@ -265,7 +256,8 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
     head, width = head_of(attention, lowering.tf32), attention.spec.head_dim.v
     lists = [f"{name}_{number}" for number in (0, 1) for name in LISTED]
     own = ["TQ", "SK_MAX", "rows", V_FACTOR, "count_at", "items_at", *places_of(lowering)]
-    row_max = RowMax(lowering.spec.row_max)
+    spec = lowering.spec
+    rows = row_results_of(spec, apart=plan.in_batches or spec.sinks)
     numbers = {*lowering.open_sizes, *lowering.runtime, "B", "HQ", *own, *lists}
 
     def sizes(of: KernelParams, *more: str) -> str:
@@ -284,7 +276,7 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
         Merge,
         head,
         merged,
-        row_max,
+        RowResults(row_results_of(spec, apart=True)),
         quantized=quantized,
         no_specialize=sizes(merged, *(scale_steps(merge=True) if quantized else ())),
         width=width,
@@ -298,12 +290,11 @@ def serve_kernels(plan: ServePlan, lowering: Lowering, quantized: bool) -> Serve
         found.loop,
         params,
         head,
-        row_max,
+        RowResults(rows),
         quantized=quantized,
         scaled_values=quantized and lowering.spec.dtype == "fp16",
         no_specialize=sizes(params, *(scale_steps() if quantized else ())),
         width=width,
-        segment=SEGMENT,
         on_dead_rows=dead_rows(lowering.spec.sinks),
         sink_lines=sink,
         start_lines=started(found, lowering.spec.sinks),

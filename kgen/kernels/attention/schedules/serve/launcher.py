@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import KernelParams
-from kgen.kernels.attention.lowered.row_max import STORE_MAX, RowMax
+from kgen.kernels.attention.lowered.row_max import RowResult, RowResults, row_results_of
 from kgen.kernels.attention.schedules.serve.cache import (
     Append,
     Cache,
@@ -40,10 +40,29 @@ WAVES = 2
 
 
 @dataclass(frozen=True)
-class ServeLauncher(RowMax, KernelParams, Template):
+class LargestScores(Template):
+    """The functions that allocate the largest score of each row, and return a call's results."""
+
+    template: ClassVar[str] = "attention/serve/_largest.j2"
+
+    name: str
+    largest: RowResult
+
+    @property
+    def own_name(self) -> str:
+        """The name of the function for a call."""
+        return f"{self.name}_serve"
+
+
+@dataclass(frozen=True)
+class ServeLauncher(RowResults, KernelParams, Template):
     """The functions `NAME_serve` and `NAME_serve_workspace`."""
 
     template: ClassVar[str] = "attention/serve/_launcher.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (
+        *RowResults.optional_fields,
+        *("largest_scores", "more_parts", "results", "returned"),
+    )
 
     name: str
     signature: str
@@ -98,9 +117,25 @@ class ServeLauncher(RowMax, KernelParams, Template):
         return f"{self.name}_serve"
 
     @property
-    def store_max(self) -> str:
-        """The option by which the kernels store the largest score of each row."""
-        return STORE_MAX
+    def largest_scores(self) -> list[LargestScores]:
+        """The functions for the results of rows."""
+        return [LargestScores(self.name, row) for row in self.row_results]
+
+    @property
+    def more_parts(self) -> list[str]:
+        """The parts of rows after their sums, in words."""
+        return ["then their largest scores"] if self.row_results else []
+
+    @property
+    def results(self) -> str:
+        """The results of a call, as arguments."""
+        return "*out" if self.row_results else "out, lse"
+
+    @property
+    def returned(self) -> str:
+        """The results that a call returns."""
+        own = "".join(f'_results(*out, {row.argument} == "head")' for row in self.row_results)
+        return own or "out if lse is None else (out, lse)"
 
 
 def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> ServeLauncher:
@@ -112,7 +147,7 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
     tensors = ["q", "k_pages", "v_pages", *sequences, *buffers]
     scales = SCALES if quantized else ()
     kv_dtype = spec.kv_dtype or spec.dtype
-    names = [*spec.buffers, *interface.runtime]
+    names, rows = [*spec.buffers, *interface.runtime], row_results_of(spec)
     divisors = interface.divisor_lines(interface.runtime)
     return filled(
         ServeLauncher,
@@ -126,8 +161,8 @@ def launcher_of(plan: ServePlan, kernels: ServeKernels, quantized: bool) -> Serv
         append=append_of(spec),
         width_qk=spec.head_dim.qk,
         width_v=spec.head_dim.v,
-        part_width=spec.head_dim.v + (2 if spec.row_max else 1),
-        row_max=spec.row_max,
+        part_width=spec.head_dim.v + 1 + len(rows),
+        row_results=rows,
         waves=WAVES,
         # A split tile has a part for each segment of its keys.
         slots="4 * target + 64" if plan.in_batches else "2 * target",
@@ -166,10 +201,10 @@ def _interpreted(dtype: str, kv_dtype: str) -> list[str]:
 
 def _signature(interface: Interface, quantized: bool) -> Signature:
     scales = ("k_scale", "v_scale") if quantized else ()
-    largest = interface.spec.row_max
-    outputs = ("out", "lse", *(("row_max",) if largest else ()))
+    rows = row_results_of(interface.spec)
+    outputs = ("out", "lse", *(row.tensor for row in rows))
     optional = ("scale", *outputs, *scales, "workspace", "max_seqlen_q")
-    asked = ("return_lse", *(("return_max",) if largest else ()))
+    asked = ("return_lse", *(row.argument for row in rows))
     defaults = [*((name, "None") for name in optional), *((name, "False") for name in asked)]
     required = ("block_table", "seq_lens", "cu_seqlens_q", *interface.required())
     return Signature(("q", "k_pages", "v_pages"), required, (*defaults, ("kv_layout", '"NHD"')))

@@ -13,7 +13,7 @@ from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param
 from kgen.kernels.attention.lowered.params import PAGES, SINKS, row_max_of
 from kgen.kernels.attention.lowered.ranges import in_tiles
-from kgen.kernels.attention.lowered.row_max import TOP
+from kgen.kernels.attention.lowered.row_max import RowResults, row_results_of
 from kgen.kernels.attention.schedules.serve.plan import ServePlan
 from kgen.kernels.attention.schedules.serve.scales import V_FACTOR, scale_params
 from kgen.targets.code import (
@@ -78,9 +78,15 @@ class ServeKernel(LiveTiles):
 
 def serve_kernel(plan: ServePlan, lowering: Lowering) -> ServeKernel:
     """Return the serving kernels of a plan. `lowering` belongs to `plan.attention`."""
-    forward = plan.attention.forward
-    top = [TOP] if follows_largest(plan) else []
-    state = ["m_i", "l_i", *top, *(f"acc{c.tag}" for c in plan.attention.v_chunks)]
+    forward, spec = plan.attention.forward, plan.attention.spec
+    # The running maximum of a row with a sink may be the sink, which is not a score.
+    followed = row_results_of(spec, apart=spec.sinks and not plan.in_batches)
+    state = [
+        "m_i",
+        "l_i",
+        *RowResults(followed).top,
+        *(f"acc{c.tag}" for c in plan.attention.v_chunks),
+    ]
     printer = lowering.printer(forward)
     live = live_tiles(forward, printer)
     used = uses_of(live.live_lines)
@@ -178,16 +184,10 @@ def _problem(
     return (*before, *(Param(name, _PASSED.get(name, name)) for name in places), gqa)
 
 
-def follows_largest(plan: ServePlan) -> bool:
-    """True if the loop carries the largest logits of rows: the running maximum has sinks."""
-    spec = plan.attention.spec
-    return spec.row_max and spec.sinks and not plan.in_batches
-
-
 def places_of(lowering: Lowering) -> tuple[str, ...]:
     """Return the places in the workspace that several kernels use."""
-    maxima = ("maxima_at",) if lowering.spec.row_max else ()
-    return ("merges_at", "parts_at", "sums_at", *maxima)
+    rows = row_results_of(lowering.spec)
+    return ("merges_at", "parts_at", "sums_at", *(row.place for row in rows))
 
 
 _PASSED = {"parts_at": "places[0]", "sums_at": "places[1]", "maxima_at": "places[2]"}
@@ -199,7 +199,7 @@ SEQUENCES = (Param("seq_lens_ptr", "seq_lens"), Param("cu_seqlens_q_ptr", "cu_se
 
 def _stored(lowering: Lowering) -> tuple[tuple[Param, ...], ...]:
     """Return the strides of the results. A call may have no tensor for a result of rows."""
-    of_rows = {"l": "lse", **({"m": "max"} if lowering.spec.row_max else {})}
+    of_rows = {"l": "lse", **{row.letter: row.name for row in row_results_of(lowering.spec)}}
     rows = (
         tuple(
             replace(p, argument=f"*{x}_strides" if p.argument else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from kgen.expr.nodes import Type
-from kgen.kernels.attention.lowered.row_max import RowMax
+from kgen.kernels.attention.lowered.row_max import RowResults, row_results_of
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.targets.triton.block_mask import (
     BlockMaskKernels,
@@ -37,6 +37,7 @@ from kgen.kernels.attention.targets.triton.launcher_templates import (
     Launching,
     PackedDescriptors,
     PortableForward,
+    RowMax,
     Scatter,
     SharedLauncher,
     UseDelta,
@@ -80,7 +81,7 @@ class Launcher:
         self.interface, self.op, self.made = planned.interface, planned.op, made
         self.plan, self.spec, self.at = planned.plan, planned.plan.spec, planned.at
         self.name, self.exact = self.spec.name, Exact(self.plan.exact)
-        self.row_max = RowMax(self.spec.row_max)
+        self.rows = RowResults(row_results_of(self.spec))
         self.needs = Needs()
         for of in made:
             self.needs |= of.needs
@@ -109,8 +110,7 @@ class Launcher:
         defaults = {"scale": "None", "return_lse": "False"}
         if self.mask is not None:
             defaults = {"block_mask": "None", **defaults}
-        if self.spec.row_max:
-            defaults["return_max"] = "False"
+        defaults |= {row.argument: "False" for row in self.rows.row_results}
         tensors = ("q", "k", "v", *self.packed)
         return Signature(tensors, tuple(self.interface.required()), tuple(defaults.items()))
 
@@ -149,17 +149,26 @@ class Launcher:
         made = zip(parts, self.made, strict=True)
         branches = [(of.branch, part.prefix) for part, of in made if of.branch is not None]
         ways = ways_of(branches, f"_layouts({', '.join(self.op.input_tensors)}, out)")
+        own = filled(
+            RowMax,
+            self.op,
+            self.exact,
+            self.at,
+            name=self.name,
+            needs_gradient=self.needs_gradient if self.plan.backward else None,
+        )
         return filled(
             ForwardLauncher,
             self.op,
             self.exact,
-            self.row_max,
+            self.rows,
             self.at,
             name=self.name,
             bf16=self.spec.dtype == "bf16",
             ways=ways,
             portable=self._portable_forward(ways),
-            needs_gradient=self.needs_gradient if self.plan.backward else None,
+            needs_gradient=own.needs_gradient,
+            row_max=[own] if self.spec.row_max else [],
         )
 
     def _portable_forward(self, ways: Ways) -> PortableForward | None:
@@ -171,7 +180,7 @@ class Launcher:
             launch,
             self.op,
             self.exact,
-            self.row_max,
+            self.rows,
             self.at,
             aligned=aligned(self.plan, "v"),
             ways=ways.laid_out,
@@ -204,7 +213,7 @@ class Launcher:
             of_buffers=launches.of_buffers,
         )
         scatter = [Scatter(gradients.read)] if gradients.scattered else []
-        autograd = filled(Autograd, gradients, self.op, self.exact, self.row_max, name=self.name)
+        autograd = filled(Autograd, gradients, self.op, self.exact, self.rows, name=self.name)
         ahead = self._ahead_of_backward(branches, shares, launches.delta)
         return [*ahead, launcher, *scatter, autograd]
 
@@ -245,7 +254,7 @@ class Launcher:
         spec = self.spec
         return filled(
             Docstring,
-            self.row_max,
+            self.rows,
             self.at,
             width_qk=spec.head_dim.qk,
             width_v=spec.head_dim.v,
@@ -273,7 +282,7 @@ class Launcher:
         return filled(
             Function,
             self.exact,
-            self.row_max,
+            self.rows,
             self.at,
             name=self.name,
             summary=opening(spec),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kgen.kernels.attention.lowered.row_max import STORE_MAX, RowMax
+from kgen.kernels.attention.lowered.row_max import RowResults
 from kgen.kernels.attention.targets.triton.choice import (
     BackwardWay,
     Way,
@@ -78,7 +78,7 @@ class Aligned(Template):
 
 
 @dataclass(frozen=True)
-class PortableForward(Launch, Operator, Exact, RowMax, Placement, Template):
+class PortableForward(Launch, Operator, Exact, RowResults, Placement, Template):
     """The launch of the portable forward kernel, and the branches that need layouts."""
 
     template: ClassVar[str] = "attention/triton/_portable_forward.j2"
@@ -92,21 +92,40 @@ class PortableForward(Launch, Operator, Exact, RowMax, Placement, Template):
         return ("_launch", "_layouts", "_tile", *self.dividers)
 
     @property
-    def store_max(self) -> str:
-        """The option by which the kernel stores the largest score of each row."""
-        return STORE_MAX
-
-    @property
     def laid_out(self) -> Bracketed:
         """The statement that computes the layouts of tensors."""
         return Bracketed("layouts = _layouts(", (*self.input_tensors, "out"), ")")
 
 
 @dataclass(frozen=True)
-class ForwardLauncher(Operator, Exact, RowMax, Placement, Template):
+class RowMax(Operator, Exact, Placement, Template):
+    """The operator that also returns the largest score of each row, and the results of a call that
+    asks for it.
+    """
+
+    template: ClassVar[str] = "attention/triton/_row_max.j2"
+
+    name: str
+    needs_gradient: str | None
+    """The condition under which a backward pass may follow. None without a backward pass."""
+
+    def launch_functions(self) -> Iterator[str]:
+        yield "_operator"
+        if self.needs_gradient is not None:
+            yield from ("_COMPILED", "_compile_ahead", "_transformed")
+
+    @property
+    def returned_all(self) -> Bracketed:
+        """The return statement of the operator."""
+        return Bracketed("return *_forward(", (*self.inputs, "True", "row_max"), "), row_max")
+
+
+@dataclass(frozen=True)
+class ForwardLauncher(Operator, Exact, RowResults, Placement, Template):
     """The forward pass, and its operators."""
 
     template: ClassVar[str] = "attention/triton/_forward_launcher.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (*RowResults.optional_fields, "row_max")
 
     name: str
     bf16: bool
@@ -116,6 +135,8 @@ class ForwardLauncher(Operator, Exact, RowMax, Placement, Template):
     """The launch of the portable forward kernel. None if other kernels serve every call."""
     needs_gradient: str | None
     """The condition under which a backward pass may follow. None without a backward pass."""
+    row_max: list[RowMax]
+    """The operator of calls with `return_max`."""
 
     def launch_functions(self) -> Iterator[str]:
         yield "_operator"
@@ -138,11 +159,6 @@ class ForwardLauncher(Operator, Exact, RowMax, Placement, Template):
     def returned_both(self) -> Bracketed:
         """The return statement of the operator that returns out and its log-sum-exp."""
         return Bracketed("return _forward(", (*self.inputs, "True"), ")")
-
-    @property
-    def returned_all(self) -> Bracketed:
-        """The return statement of the operator that also returns the largest scores."""
-        return Bracketed("return *_forward(", (*self.inputs, "True", "row_max"), "), row_max")
 
 
 @dataclass(frozen=True)
@@ -246,19 +262,38 @@ class Scatter(Template):
 
 
 @dataclass(frozen=True)
-class Autograd(GradientSums, Operator, Exact, RowMax, Template):
+class Autograd(GradientSums, Operator, Exact, RowResults, Template):
     """The registration of autograd for the forward operator."""
 
     template: ClassVar[str] = "attention/triton/_autograd.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = (
+        *RowResults.optional_fields,
+        *("out_and_lse", "results_without_gradient", "gradients_of_rows"),
+    )
 
     name: str
+
+    @property
+    def out_and_lse(self) -> str:
+        """The slice of an operator's results that backward uses, if an operator has others."""
+        return "[:2]" if self.row_results else ""
+
+    @property
+    def results_without_gradient(self) -> list[str]:
+        """The statement that marks the other results."""
+        return ["ctx.mark_non_differentiable(*output[2:])"] if self.row_results else []
+
+    @property
+    def gradients_of_rows(self) -> list[str]:
+        """The parameter for their gradients, which are None."""
+        return ["*_"] if self.row_results else []
 
     def launch_functions(self) -> Iterable[str]:
         return ("_once", "_register_autograd")
 
 
 @dataclass(frozen=True)
-class Docstring(RowMax, Placement, Template):
+class Docstring(RowResults, Placement, Template):
     """The docstring of the spec's function: its arguments and results."""
 
     template: ClassVar[str] = "attention/triton/_docstring.j2"
@@ -301,7 +336,7 @@ class BlockMaskArgument(Template):
 
 
 @dataclass(frozen=True)
-class Function(Exact, RowMax, Placement, Template):
+class Function(Exact, RowResults, Placement, Template):
     """The emitted function of the spec."""
 
     template: ClassVar[str] = "attention/triton/_function.j2"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.row_max import row_results_of
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
@@ -138,7 +139,6 @@ class _Files:
             width=spec.head_dim.qk,
             backward=backward,
             sinks=bool(spec.sinks),
-            row_max=spec.row_max,
         )
 
     def program(self) -> AttentionProgram:
@@ -151,7 +151,6 @@ class _Files:
             license=self.license,
             tensors=self.tensors,
             first=self.first,
-            row_max=spec.row_max,
             packed=self.packed,
             grouped=plan.grouped,
             paged=spec.paged_kv is not None,
@@ -207,7 +206,7 @@ class _Files:
             first=self.first,
             lse=self.tensors.lse,
             sinks=bool(self.spec.sinks),
-            row_max=self.spec.row_max,
+            row_results=row_results_of(self.spec),
             functions=[function for of in ordered for function in of.functions],
             workspace=[line for of in self.calls for line in of.workspace],
             ways=ways,
@@ -225,7 +224,8 @@ class _Files:
         descs += [desc for of in self.calls for desc in of.descs]
         lists = self.tensors.lists
         more = [*(f"{t.label}_ptr" for t in lists), *_OF_LISTS] if lists else []
-        more += ["max_ptr", "STORE_MAX"] if self.spec.row_max else []
+        for row in row_results_of(self.spec):
+            more += [row.param.name, row.option]
         more += [*learned_names(self.plan), *(name for of in self.calls for name in of.names)]
         return unique([*of_tensors, *descs, *self.lowering.problem, *more, *_NAMES.split()])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.row_max import RowResults
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.targets.triton.native_learned import LearnedCalls
@@ -28,7 +29,6 @@ class AttentionHeader(Header):
     """Columns of Q."""
     backward: bool
     sinks: bool
-    row_max: bool
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class ForwardCalls(Template):
+class ForwardCalls(RowResults, Template):
     """The forward pass."""
 
     template: ClassVar[str] = "attention/c/_forward.j2"
@@ -112,7 +112,6 @@ class ForwardCalls(Template):
     first: FirstStrides
     lse: Tensor
     sinks: bool
-    row_max: bool
     functions: list[Template]
     """The C functions that launch kernels, and the predicates of their calls."""
     workspace: list[Template]
@@ -271,7 +270,6 @@ class AttentionProgram(Program):
 
     tensors: Tensors
     first: FirstStrides
-    row_max: bool
     packed: bool
     grouped: bool
     paged: bool

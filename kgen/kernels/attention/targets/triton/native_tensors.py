@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 from kgen.expr.nodes import Read, Type
 from kgen.expr.unparse import show
 from kgen.kernels.attention.lowered.ranges import lists_of
+from kgen.kernels.attention.lowered.row_max import row_results_of
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.spec import ANY, KV_LENS
@@ -67,7 +68,6 @@ class Words:
     k: str
     v: str
     lse: str
-    row_max: str
     dlse: str
     dsinks: str
 
@@ -80,8 +80,8 @@ class Tensors:
     inputs: tuple[Tensor, ...]
     out: Tensor
     lse: Tensor
-    row_max: Tensor
-    """The largest score of each row, only of specs with `row_max`."""
+    of_rows: tuple[Tensor, ...]
+    """The results of rows in addition to the log-sum-exp."""
     dlse: Tensor
     buffers: tuple[BufferTensor, ...]
     """The inputs that are buffers of the spec."""
@@ -152,7 +152,7 @@ class _Spelled:
             inputs=self._inputs(words, buffers, lists),
             out=self._wide("out", self.rows, self.spec.head_dim.v, words.out),
             lse=_own("lse", lse, self.lse, "", contiguous=True),
-            row_max=_own("row_max", lse, "fp32", "", contiguous=True),
+            of_rows=tuple(self._of_rows(lse)),
             dlse=_own("dlse", lse, "fp32", ""),
             buffers=buffers,
             lists=lists,
@@ -160,6 +160,12 @@ class _Spelled:
             of_backward=self._of_backward(words) if backward else (),
             learned=self._learned(buffers, params) if backward else (),
         )
+
+    def _of_rows(self, sizes: tuple[Code, ...]) -> Iterator[Tensor]:
+        shape = "[HQ, TQ]" if self.packed else "[B, HQ, SQ]"
+        words = f"{shape} float32, contiguous, the largest score of each row, times log2(e)"
+        for result in row_results_of(self.spec):
+            yield _own(result.tensor, sizes, "fp32", words, contiguous=True)
 
     def _wide(self, name: str, sizes: Sequence[Code], width: int, words: str) -> Tensor:
         return _own(name, (*sizes, fixed(width)), self.spec.dtype, words, widest_of(self.plan))
@@ -292,7 +298,6 @@ class _Spelled:
             k=f"{keys.format(head.qk)} {dtype}",
             v=f"{keys.format(head.v)} {dtype}",
             lse=f"{lse} {WORDS[self.lse]}, contiguous, the log-sum-exp of scores in base 2",
-            row_max=f"{lse} float32, contiguous, the largest score of each row, times log2(e)",
             dlse=f"{lse} float32, of the log-sum-exp in base 2; NULL where there is none",
             dsinks=f"{parts} float32, contiguous: what is to be summed over {over}. Written",
         )
