@@ -251,7 +251,8 @@ class LinearAttentionSpec(SpecModel):
         }
 
     def _scope(self, *names: str, **elsewhere: str) -> Scope:
-        scalars = {name: Type.FLOAT if name in ("v", "o") else Type.INT for name in (*names, *SIZES)}
+        scalars = dict.fromkeys((*names, *SIZES), Type.INT)
+        scalars |= {name: Type.FLOAT for name in ("v", "o") if name in names}
         known = {size: n for size, n in (("H", self.heads.qk), ("HV", self.heads.v)) if n}
         buffers = {
             name: BufferType(buffer.element, len(buffer.shape))

@@ -18,7 +18,7 @@ S [K, V] is the state before the chunk. For `rule: add`, N = beta * v. Then:
 
 Exponents are subtracted before the power, and only where j <= i, so no power is above 1.
 
-With an output norm or expression, o is the tensor `o_raw`. A kernel then computes rows of o from it:
+With an output norm or expression, this o is the tensor `o_raw`. A kernel then computes rows of o:
 
     x = o_raw * output_gate
     o = output(x / sqrt(mean(x**2) + output_eps))

@@ -372,9 +372,7 @@ def _differentiated(
 _VALUES = ("decay", "beta", "skip", "output_gate")
 
 
-def _changes(
-    one: Tokens, by_id: Mapping[int, Tensor], change: Tensor | None
-) -> dict[str, Tensor]:
+def _changes(one: Tokens, by_id: Mapping[int, Tensor], change: Tensor | None) -> dict[str, Tensor]:
     """Return the gradients of the values of expressions. `change` is the gradient of o."""
     values = {name: getattr(one, name) for name in _VALUES}
     found = {name: by_id[id(x)] for name, x in values.items() if id(x) in by_id}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.expr.differentiate import is_one
+from kgen.expr.nodes import Node
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 from kgen.kernels.linear_attention.targets.triton.functions import RESULTS, Functions
 from kgen.kernels.linear_attention.targets.triton.signatures import (
@@ -102,12 +103,10 @@ class Finishing:
 
     def learned(self) -> list[str]:
         """Return the buffers with gradients, in the order of the arguments."""
-        found = {n for f in FIELDS if f in self.formulas for n in self.formulas[f].slopes}
+        found = {name for field in FIELDS for name in self._slopes_of(field)}
         return [name for name in self.plan.learned if name in found]
 
-    def _signature(
-        self, name: str, more: list[Operand], results: list[Operand]
-    ) -> KernelSignature:
+    def _signature(self, name: str, more: list[Operand], results: list[Operand]) -> KernelSignature:
         buffers = [buffer_operand(self.plan, n) for n in self.buffers]
         packing = [Operand("cu_seqlens")] if self.plan.spec.varlen else []
         operands = (Operand("o_raw"), *more, *buffers, *results, *packing)
@@ -118,26 +117,29 @@ class Finishing:
         return self.functions.call(field, RESULTS) if field in self.formulas else None
 
     def _slope(self) -> Code | str | None:
-        formula = self.formulas.get("output")
-        if formula is None or ("o" in formula.slopes and is_one(formula.slopes["o"])):
+        slopes = self._slopes_of("output")
+        if "output" not in self.formulas or ("o" in slopes and is_one(slopes["o"])):
             return None
-        if "o" not in formula.slopes:
+        if "o" not in slopes:
             return "tl.zeros([ROWS, V], tl.float32)"
         return self.functions.slope("output", "o", RESULTS)
 
     def _terms(self, field: str) -> Iterator[str]:
         """Yield the statements that add the terms of the gradients of buffers in an expression."""
-        formula = self.formulas.get(field)
         change = {"output": "do", "output_gate": "dx * o_raw"}[field]
-        for name in self.learned() if formula is not None else ():
-            if name not in formula.slopes:
+        for name in self.learned():
+            slopes = self._slopes_of(field)
+            if name not in slopes:
                 continue
             term = change
-            if not is_one(formula.slopes[name]):
+            if not is_one(slopes[name]):
                 term += f" * {self.functions.slope(field, name, RESULTS)}"
-            of_output = self.formulas.get("output")
-            both = field == "output_gate" and of_output and name in of_output.slopes
+            both = field == "output_gate" and name in self._slopes_of("output")
             yield f"finish_{name} {'+=' if both else '='} tl.where(live[:, None], {term}, 0.0)"
+
+    def _slopes_of(self, field: str) -> Mapping[str, Node]:
+        formula = self.formulas.get(field)
+        return {} if formula is None else formula.slopes
 
     def _stores(self, name: str) -> Iterator[str]:
         if self.plan.spec.buffers[name].columns is None:

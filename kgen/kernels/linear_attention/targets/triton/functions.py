@@ -104,7 +104,8 @@ class Functions:
     def parameters_of(self, node: Node) -> tuple[str, ...]:
         """Return the names in a tree, in the order of the parameters."""
         there = variables(node)
-        return tuple(n for n in (*self.plan.buffers, "x", "v", "o", "h", "c", "H", "HV") if n in there)
+        others = ("x", "v", "o", "h", "c", "H", "HV")
+        return tuple(n for n in (*self.plan.buffers, *others) if n in there)
 
     def called(self, name: str, node: Node, at: At) -> Code:
         """Return the call of a function at the elements of a kernel."""

@@ -13,7 +13,6 @@ from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignat
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.text import TORCH_DTYPES
 
-
 PARTS = 'B * _cdiv(T, tile["ROWS"])'
 """The number of blocks of rows of one head."""
 ROWS = f"{PARTS} * HV"
