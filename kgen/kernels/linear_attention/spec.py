@@ -286,6 +286,10 @@ class LinearAttentionSpec(SpecModel):
         if needed and needed not in variables(tree):
             hint = f"use `{needed}`, or remove `{field}`"
             yield problem("unused-name", f"`{field}` does not use `{needed}`", hint, at=(field,))
+        elif field == "output" and "o" not in differentiable(tree):
+            kind = "an integer" if tree.type.integral else "not differentiable in `o`"
+            hint = "write a value that changes with `o`, such as `o * silu(z[t, h, c])`"
+            yield problem("wrong-type", f"`output` is {kind}", hint, at=(field,))
         for read in dict.fromkeys(reads(tree)):
             yield from self._check_read(field, read)
         if field == "decay" and _grows(values(tree)):
