@@ -236,6 +236,9 @@ class Steps:
             sources, tokens = self.sources(name), self.spec.buffers[name].tokens
             axes = "(0, 1)" if self.shared(name) else "0"
             terms = [source if tokens else f"{source}.sum({axes})" for source in sources]
+            if not sources:  # the derivative is zero everywhere
+                lines.append(f"grad_{name} = {name}.new_zeros({name}.shape)")
+                continue
             total = terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
             if not tokens or len(terms) > 1:
                 lines.append(f"grad_{name} = {total}.to({name}.dtype)")
