@@ -51,7 +51,8 @@ FIELDS = {
     "v_layout varlen "
     "passes",
     "linear_attention": "head_dim chunk_size heads buffers decay gate_base rule beta q_map k_map "
-    "qk_norm eps scale skip state_dtype varlen save passes",
+    "qk_norm eps scale skip output_gate output_norm output_eps output state_dtype varlen save "
+    "passes",
 }
 
 

@@ -22,6 +22,7 @@ SHAPES = {
     "w": ("T", "HV", "K"),
     "d": ("HV", "V"),
     "z": ("T", "HV", "V"),
+    "r": ("V",),
 }
 AXES = {"T": "t", "HV": "h", "K": "c", "V": "c"}
 OF_HEADS = ("a", "g", "b")
@@ -34,6 +35,9 @@ CONSTANTS = ("-0.1", "log(1 - exp2(-5 - h))", "-exp(a[h])", "-0.01 * (h + 1) / H
 """Decays without tokens."""
 MAPS = ("elu(x) + 1", "max(x, 0) ** 2", "silu(x)", "x * sigmoid({})", "x + tanh({})")
 SKIPS = ("v", "a[h] * v", "d[h, c] * v", "v * tanh({})", "silu(v) * {}")
+OF_OUTPUT = (*OF_HEADS, "d", "z", "r")
+GATES = ("silu({})", "sigmoid({})", "1 + 0.5 * tanh({})")
+OUTPUTS = ("o", "r[c] * o", "r[c] * o * silu({})", "o * sigmoid({})", "tanh(o) * {}", "o + {}")
 SIZES: Mapping[Any, tuple[int, ...]] = {64: (16, 16, 32, 64, 128), 128: (16, 32), 256: (16,)}
 """Chunk sizes of each width of a head, which the interpreter computes within the time limit."""
 
@@ -53,6 +57,7 @@ def draw(rng: random.Random) -> dict[str, Any]:
         "rule": ("delta",),
         "scale": (1, -0.3),
         "qk_norm": ("l2",),
+        "output_norm": ("rms",),
         "varlen": (True,),
         "save": ("recompute",),
     }.items():
@@ -62,8 +67,11 @@ def draw(rng: random.Random) -> dict[str, Any]:
         spec.pop("save", None)
     if "qk_norm" in spec and rng.random() < 0.4:
         spec["eps"] = rng.choice((1e-6, 1e-3))
+    if "output_norm" in spec and rng.random() < 0.4:
+        spec["output_eps"] = rng.choice((1e-5, 1e-3))
     buffers = _buffers(rng, learned="backward" in spec["passes"])
     spec |= _expressions(rng, spec.get("rule") == "delta", "qk_norm" in spec)
+    spec |= _of_output(rng, "output_norm" in spec)
     if "decay" in spec and rng.random() < 0.4:
         spec["gate_base"] = rng.choice(("e", 2))
     return without_unused(spec | {"buffers": buffers}, FIELDS)
@@ -103,6 +111,18 @@ def _expressions(rng: random.Random, delta: bool, normed: bool) -> dict[str, str
     if rng.random() < 0.4:
         words = _words(rng, {"v": FLOAT, "h": INT, "c": INT}, (*OF_HEADS, "d", "z"), ("v",))
         found["skip"] = rng.choice(SKIPS).format(words.real(2))
+    return found
+
+
+def _of_output(rng: random.Random, normed: bool) -> dict[str, str]:
+    """Draw the expressions after the recurrence."""
+    found = {}
+    if normed and rng.random() < 0.4:
+        words = _words(rng, {"h": INT, "c": INT}, OF_OUTPUT)
+        found["output_gate"] = rng.choice(GATES).format(words.real(2))
+    if rng.random() < 0.5:
+        words = _words(rng, {"o": FLOAT, "h": INT, "c": INT}, OF_OUTPUT, ("o",))
+        found["output"] = rng.choice(OUTPUTS).format(words.real(2))
     return found
 
 

@@ -9,9 +9,9 @@ from kgen.expr.nodes import variables
 from kgen.expr.operations import READ, operations
 from kgen.expr.unparse import show
 from kgen.kernels.linear_attention.plan.kernels import (
-    RECOMPUTED,
     Kernel,
     kernels,
+    recomputed,
     saved,
     tensor_sizes,
 )
@@ -79,7 +79,17 @@ def recurrence(plan: LinearAttentionPlan) -> list[str]:
     lines.append(f"S[t] = {before} + outer(k[t], u[t])")
     skip = f" + {_written(formulas['skip'])}" if "skip" in formulas else ""
     lines.append(f"o[t] = scale * S[t]^T @ q[t]{skip}")
-    return lines
+    return [*lines, *finish(plan)]
+
+
+def finish(plan: LinearAttentionPlan) -> Iterator[str]:
+    """Yield the lines of the gate, the norm and the expression of the output."""
+    if "output_gate" in plan.formulas:
+        yield f"o[t] = o[t] * ({_written(plan.formulas['output_gate'])})"
+    if (eps := plan.spec.output_norm_eps) is not None:
+        yield f"o[t] = o[t] / sqrt(mean(o[t]**2) + {eps:g})"
+    if "output" in plan.formulas:
+        yield f"o[t] = {_written(plan.formulas['output'])}, with o = o[t]"
 
 
 def _features(plan: LinearAttentionPlan, name: str) -> Iterator[str]:
@@ -190,10 +200,9 @@ def _saved_words(plan: LinearAttentionPlan) -> str:
     """Describe the tensors that forward keeps for backward."""
     h, hv = _heads(plan)
     if not plan.spec.saves_states:
-        again = [one.name for one in kernels(plan) if one.name in RECOMPUTED]
         return (
             "Forward saves only its arguments, because of save: recompute. Backward first runs "
-            f"{', '.join(again)} again."
+            f"{', '.join(recomputed(plan))} again."
         )
     sizes = tensor_sizes(plan)
     size = sum(sizes[name].of(h, hv) for name in saved(plan))

@@ -22,6 +22,7 @@ SIZES = ("H", "HV")
 INDEX_OF = {"T": "t", "HV": "h", "K": "c", "V": "c"}
 """The index of each dimension of a buffer: token, value head, and column of keys or of values."""
 SHAPES = (
+    ("V",),
     ("HV",),
     ("HV", "K"),
     ("HV", "V"),
@@ -116,7 +117,7 @@ class Buffer(SpecModel):
         Field(strict=False, examples=[["T", "HV"]]),
         BeforeValidator(_shape),
     ]
-    """[HV], [HV, K], [HV, V], [T, HV], [T, HV, K] or [T, HV, V].
+    """[V], [HV], [HV, K], [HV, V], [T, HV], [T, HV, K] or [T, HV, V].
 
     The tensor of a call has the batch in front of T: [T, HV] is [B, T, HV].
     """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from kgen.expr.fold import folded
@@ -38,10 +38,12 @@ from kgen.spec.problems import SpecModel, problem
 from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
 
-COLUMNS = {"decay": "K", "beta": None, "skip": "V"}
+COLUMNS = {"decay": "K", "beta": None, "skip": "V", "output_gate": "V", "output": "V"}
 """The columns along which the value of each expression with buffers may vary."""
-FIELDS = ("decay", "beta", "q_map", "k_map", "skip")
+FIELDS = ("decay", "beta", "q_map", "k_map", "skip", "output_gate", "output")
 """The fields with expressions."""
+ADDED = ("output_gate", "output_norm", "output_eps", "output")
+"""The fields that a dump of a spec omits if they are absent."""
 PASSES = ("forward", "backward", "decode")
 
 if TYPE_CHECKING:
@@ -67,7 +69,12 @@ class LinearAttentionSpec(SpecModel):
         S[t] = S' + outer(k[t], u[t])
         o[t] = scale * S[t]^T @ q[t] + skip[t]
 
-    Here q and k are already the results of their feature maps and of `qk_norm`.
+    Here q and k are already the results of their feature maps and of `qk_norm`. A gate, a norm and
+    an expression may follow, for each row of V columns:
+
+        o = o * output_gate
+        o = o / sqrt(mean(o**2) + output_eps)        for `output_norm: rms`
+        o = output(o)
     """
 
     kernel: Literal["linear_attention"]
@@ -125,6 +132,16 @@ class LinearAttentionSpec(SpecModel):
     """The default of the argument `scale`, which multiplies the queries; 1 / sqrt(K) without it."""
     skip: Expression = None
     """A term of the output from `v`, the value at the token and column, and buffers."""
+    output_gate: Expression = None
+    """A factor of the output before `output_norm`, from buffers."""
+    output_norm: Literal["rms"] | None = None
+    """`rms` divides each row of o by the root of its mean square plus `output_eps`.
+
+    A row has the V columns of a token and head. The norm follows `skip` and `output_gate`."""
+    output_eps: Annotated[float, Field(gt=0, le=1, strict=False)] | None = None
+    """The number that `output_norm` adds to the mean square; the default is 1e-6."""
+    output: Expression = None
+    """The output from `o`, its value after the norm, and buffers; the default is `o`."""
     varlen: bool = False
     """True if sequences are packed end to end in one row; `cu_seqlens` holds their offsets."""
     passes: Annotated[
@@ -157,6 +174,13 @@ class LinearAttentionSpec(SpecModel):
         return None if self.qk_norm is None else 1e-6 if self.eps is None else self.eps
 
     @property
+    def output_norm_eps(self) -> float | None:
+        """The number under the root of `output_norm`, or None without a norm."""
+        if self.output_norm is None:
+            return None
+        return 1e-6 if self.output_eps is None else self.output_eps
+
+    @property
     def called(self) -> tuple[str, ...]:
         """Return the names of the emitted functions."""
         return (self.name, f"{self.name}_decode") if "decode" in self.passes else (self.name,)
@@ -166,6 +190,12 @@ class LinearAttentionSpec(SpecModel):
         needs = {
             "gate_base": (self.decay is None, "a `decay`", "write `decay: g[t, h]`"),
             "eps": (self.qk_norm is None, "`qk_norm`", "write `qk_norm: l2`"),
+            "output_gate": (
+                self.output_norm is None,
+                "`output_norm`",
+                "write the factor in `output`, as in `output: o * z[t, h, c]`",
+            ),
+            "output_eps": (self.output_norm is None, "`output_norm`", "write `output_norm: rms`"),
             "save": (
                 "backward" not in self.passes,
                 "the backward pass",
@@ -187,20 +217,31 @@ class LinearAttentionSpec(SpecModel):
         taken_names(self.name, {"buffers": self.buffers})
         return self
 
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: Callable[[LinearAttentionSpec], dict[str, Any]]) -> dict[str, Any]:
+        """Omit fields that were added later and are absent, so that hashes of specs stay the
+        same.
+        """
+        dumped = handler(self)
+        return {n: x for n, x in dumped.items() if not (n in ADDED and x is None)}
+
     # Expressions ------------------------
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
         """Return by field: the text, the names that it may use, and the type that its value must
         have.
         """
-        others = dict.fromkeys(("t", "h", "c", "q", "k", "v", *SIZES), _ELEMENTWISE)
+        others = dict.fromkeys(("t", "h", "c", "q", "k", "v", "o", *SIZES), _ELEMENTWISE)
+        inputs = {n: _NO_INPUT.format(n) for n in ("q", "k")} | {"v": _ONLY_IN_SKIP}
         feature_map = replace(self._scope(**others), variables={"x": Type.FLOAT})
         scopes = {
-            "decay": self._scope("t", "h", "c", v=_ONLY_IN_SKIP),
-            "beta": self._scope("t", "h", v=_ONLY_IN_SKIP, c=_ONE_PER_HEAD),
+            "decay": self._scope("t", "h", "c", v=_ONLY_IN_SKIP, o=_ONLY_IN_OUTPUT),
+            "beta": self._scope("t", "h", v=_ONLY_IN_SKIP, o=_ONLY_IN_OUTPUT, c=_ONE_PER_HEAD),
             "q_map": feature_map,
             "k_map": feature_map,
-            "skip": self._scope("t", "h", "c", "v"),
+            "skip": self._scope("t", "h", "c", "v", o=_ONLY_IN_OUTPUT),
+            "output_gate": self._scope("t", "h", "c", o=_FACTOR, **inputs),
+            "output": self._scope("t", "h", "c", "o", **inputs),
         }
         texts = {field: getattr(self, field) for field in FIELDS}
         return {
@@ -210,7 +251,8 @@ class LinearAttentionSpec(SpecModel):
         }
 
     def _scope(self, *names: str, **elsewhere: str) -> Scope:
-        scalars = {name: Type.FLOAT if name == "v" else Type.INT for name in (*names, *SIZES)}
+        scalars = dict.fromkeys((*names, *SIZES), Type.INT)
+        scalars |= {name: Type.FLOAT for name in ("v", "o") if name in names}
         known = {size: n for size, n in (("H", self.heads.qk), ("HV", self.heads.v)) if n}
         buffers = {
             name: BufferType(buffer.element, len(buffer.shape))
@@ -227,7 +269,7 @@ class LinearAttentionSpec(SpecModel):
         for name, buffer in self.buffers.items():
             at = ("buffers", name)
             if name not in used:
-                hint = "index it in `decay`, `beta` or `skip`, or remove it"
+                hint = f"index it in `{'`, `'.join(COLUMNS)}`, or remove it"
                 message = f"no expression reads the buffer `{name}`"
                 yield problem("unused-buffer", message, hint, at=at, key=True)
             elif buffer.grad and name not in learned:
@@ -240,10 +282,14 @@ class LinearAttentionSpec(SpecModel):
                 yield problem("bad-grad", message, hint, at=(*at, "grad"), key=True)
 
     def _check_names(self, field: str, tree: Node) -> Iterator[PydanticCustomError]:
-        needed = {"q_map": "x", "k_map": "x", "skip": "v"}.get(field)
+        needed = {"q_map": "x", "k_map": "x", "skip": "v", "output": "o"}.get(field)
         if needed and needed not in variables(tree):
             hint = f"use `{needed}`, or remove `{field}`"
             yield problem("unused-name", f"`{field}` does not use `{needed}`", hint, at=(field,))
+        elif field == "output" and "o" not in differentiable(tree):
+            kind = "an integer" if tree.type.integral else "not differentiable in `o`"
+            hint = "write a value that changes with `o`, such as `o * silu(z[t, h, c])`"
+            yield problem("wrong-type", f"`output` is {kind}", hint, at=(field,))
         for read in dict.fromkeys(reads(tree)):
             yield from self._check_read(field, read)
         if field == "decay" and _grows(values(tree)):
@@ -270,6 +316,9 @@ class LinearAttentionSpec(SpecModel):
 
 
 _ONLY_IN_SKIP = "`v` is the value of a column: use it in `skip`"
+_ONLY_IN_OUTPUT = "`o` is the output after `output_norm`: use it in `output`"
+_FACTOR = "`output_gate` is a factor of the output before the norm: use `o` in `output`"
+_NO_INPUT = "the output depends on `{}` only through the state: write a buffer of shape [T, HV, V]"
 _ONE_PER_HEAD = "`beta` is one number per head, so it has no column `c`"
 _ELEMENTWISE = "a feature map is elementwise: it reads only `x`"
 

@@ -115,7 +115,7 @@ def module(problem: Problem, change: Change = lambda one: one, steps: Any = kern
 
         def changed(one: Tokens) -> tuple[Tensor, Tensor]:
             other = change(one)
-            one.skip = other.skip
+            one.skip, one.expression = other.skip, other.expression
             return steps(other)
 
         found, sequences = outputs(problem, tensors, options, changed, torch.float32)
@@ -179,7 +179,9 @@ BACKWARD = ("one-token", "off-chunk", "hard-gates", "no-gates", "stepped")
 STEPS = ("one-step", "few-steps", "uneven-steps", "kept-steps", "rounded-steps", "hard-steps")
 
 
-@pytest.mark.parametrize("name", ["gated_delta_rule", "kda", "mamba2", "linear_attention_elu"])
+@pytest.mark.parametrize(
+    "name", ["gated_delta_rule", "gated_delta_net", "kda", "mamba2", "linear_attention_elu"]
+)
 def test_a_right_kernel_passes(name: str) -> None:
     of = subject(name)
     steps = STEPS if of.problem.varlen else tuple(n for n in STEPS if n != "uneven-steps")
@@ -259,6 +261,25 @@ def slope(name: str, factor: float) -> Change:
     return change
 
 
+def of_output(change: Callable[[Tensor], Tensor]) -> Change:
+    """Change the output from its value after the norm."""
+
+    def changed(one: Tokens) -> Tokens:
+        right = one.expression
+        assert right is not None
+        return replace(one, expression=lambda o: change(right(o)))
+
+    return changed
+
+
+def times_output(factor: float) -> Change:
+    return of_output(lambda o: o * factor)
+
+
+def slope_of_output(factor: float) -> Change:
+    return of_output(lambda o: o.detach() + (o - o.detach()) * factor)
+
+
 @pytest.mark.parametrize(
     ("name", "group", "case", "change"),
     [
@@ -278,6 +299,10 @@ def slope(name: str, factor: float) -> Change:
         ("gated_delta_rule", "backward", "off-chunk", slope("k", 1.03)),
         ("kda", "backward", "off-chunk", slope("decay", 1.05)),
         ("mamba2", "backward", "off-chunk", slope("skip", 1.03)),
+        ("gated_delta_net", "forward", "one-chunk", without("expression")),
+        ("gated_delta_net", "forward", "one-token", times_output(1.02)),
+        ("gated_delta_net", "backward", "off-chunk", slope_of_output(1.03)),
+        ("gated_delta_net", "decode", "few-steps", times_output(1.01)),
         ("gated_delta_rule", "decode", "few-steps", without("decay")),
         ("gated_delta_rule", "decode", "few-steps", times("beta", 1.01)),
     ],
@@ -293,6 +318,8 @@ def test_a_wrong_kernel_fails(name: str, group: str, case: str, change: Change) 
         ("gated_delta_rule", {"norm_eps": None}),
         ("linear_attention_elu", {"k_map": None}),
         ("lightning", {"scale": None}),
+        ("gated_delta_net", {"output_eps": 1e-2}),
+        ("gated_delta_net", {"output_eps": None}),
     ],
 )
 def test_the_kernel_of_another_spec_fails(name: str, changes: dict[str, Any]) -> None:

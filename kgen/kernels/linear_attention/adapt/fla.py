@@ -261,6 +261,10 @@ def _wrong(loaded: Loaded) -> Iterator[Diagnostic]:
     if delta and spec.scale is not None:
         message = "the default scale of the functions is 1 / sqrt(K)"
         yield _at(loaded, "scale", message, "remove it: the functions have the argument `scale`")
+    for field in ("output_gate", "output_norm", "output"):
+        if getattr(spec, field) is not None:
+            message = f"the functions return the output before norm and gate, without `{field}`"
+            yield _at(loaded, field, message, "remove it")
     if spec.norm_eps not in (None, EPS):
         message = f"the norm of the functions adds {EPS}, got {spec.norm_eps}"
         yield _at(loaded, "eps", message, "remove it")

@@ -153,7 +153,8 @@ def _fla(workload: Workload, backward: bool) -> Callable[[], Any]:
 def _of_fla(problem: Problem) -> tuple[Any, dict[str, Any]]:
     """Return the function of fla for a spec, with its constant options."""
     maps = problem.q_map is not None or problem.k_map is not None
-    if maps or problem.skip is not None or (problem.beta is not None and not problem.delta):
+    more = problem.skip is not None or problem.finishes
+    if maps or more or (problem.beta is not None and not problem.delta):
         raise DoesNotApply
     from fla import ops
 

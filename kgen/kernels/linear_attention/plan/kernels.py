@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kgen.kernels.linear_attention.plan.planning import ELEMENT_SIZE, LinearAttentionPlan
+from kgen.kernels.linear_attention.plan.tiles import tile_tables
 
-RECOMPUTED = ("gates", "q_map", "k_map", "pairs", "equations", "inverse", "solve", "states")
-"""The kernels that backward runs again if forward saves nothing."""
+_RECOMPUTED = ("gates", "q_map", "k_map", "pairs", "equations", "inverse", "solve", "states")
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,18 @@ def kernels(plan: LinearAttentionPlan) -> tuple[Kernel, ...]:
     )
 
 
+def recomputed(plan: LinearAttentionPlan) -> tuple[str, ...]:
+    """Return the kernels that backward runs again if forward saves nothing."""
+    names = (*_RECOMPUTED, *(["output"] if plan.finishes else []))
+    return tuple(one.name for one in kernels(plan) if one.name in names)
+
+
 def saved(plan: LinearAttentionPlan) -> tuple[str, ...]:
     """Return the tensors that forward keeps for backward, apart from its arguments."""
     if not (plan.backward and plan.spec.saves_states):
         return ()
-    written = [n for one in kernels(plan) if one.name in RECOMPUTED for n in one.writes]
+    again = recomputed(plan)
+    written = [n for one in kernels(plan) if one.name in again for n in one.writes]
     kept = {n: None for one in kernels(plan) if one.backward for n in one.reads if n in written}
     return tuple(name for name in dict.fromkeys(written) if name in kept)
 
@@ -81,7 +88,7 @@ def tensor_sizes(plan: LinearAttentionPlan) -> dict[str, Size]:
     k, v, chunk = spec.head_dim.qk, spec.head_dim.v, spec.chunk_size
     columns = {"K": k, "V": v, None: 1}
     found = {n: Size(size * k, "H") for n in ("q", "k", "q_mapped", "k_mapped", "dq", "dk")}
-    found |= dict.fromkeys(("v", "o", "U", "new", "do", "dnew", "dv"), Size(size * v))
+    found |= dict.fromkeys(_OF_VALUES, Size(size * v))
     found |= dict.fromkeys(("W", "dW", "dq_parts", "dk_parts"), Size(size * k))
     found |= dict.fromkeys(("P", "inverse"), Size(size * chunk))
     found |= dict.fromkeys(("A", "dP", "dA"), Size(4 * chunk))
@@ -90,12 +97,25 @@ def tensor_sizes(plan: LinearAttentionPlan) -> dict[str, Size]:
     found |= dict.fromkeys(("states", "dstates"), Size(size * k * v / chunk))
     for name, buffer in spec.buffers.items():
         width = columns[buffer.columns]
-        # The gradient of a buffer without tokens is a sum over chunks.
+        # The gradient of a buffer without tokens is a sum over chunks, or over blocks of rows.
         found[name] = Size(ELEMENT_SIZE[buffer.dtype] * width if buffer.tokens else 0)
-        found[f"grad_{name}"] = found[name] if buffer.tokens else Size(4 * width / chunk)
+        rows = _rows_of_parts(plan, name)
+        found[f"grad_{name}"] = found[name] if buffer.tokens else Size(4 * width / rows)
     return found
 
 
+def _rows_of_parts(plan: LinearAttentionPlan, name: str) -> int:
+    """Return the number of tokens of each part of the gradient of a buffer."""
+    fields = {field for field, formula in plan.formulas.items() if name in formula.slopes}
+    if not fields or fields - {"output_gate", "output"}:
+        return int(plan.spec.chunk_size)
+    rows = tile_tables(plan)["finish_back"][0].ROWS
+    assert rows is not None
+    return rows
+
+
+_OF_VALUES = ("v", "o", "o_raw", "U", "new", "do", "do_raw", "dnew", "dv")
+"""Tensors of V columns for each token and value head, in the dtype of q."""
 _Listed = tuple[str, Iterable[str], Iterable[str], int]
 
 
@@ -106,6 +126,7 @@ class _Kernels:
         self.plan, self.delta = plan, plan.delta
         size, self.c = plan.spec.head_dim, plan.spec.chunk_size
         self.k, self.v = size.qk, size.v
+        self.do = "do_raw" if plan.finishes else "do"
         self.decays = ["G"] if "decay" in plan.formulas else []
         self.betas = ["betas"] if "beta" in plan.formulas else []
         self.q, self.key = (
@@ -151,15 +172,20 @@ class _Kernels:
         updates = ["new"] if self.delta else ["v", *self.betas]
         reads = [self.q, *(pairs or [self.key]), *updates, *self.decays, "states", *skip]
         count = c * k * v + c * c * v + (0 if column else c * c * k)
-        yield "output", dict.fromkeys(reads), ["o"], count
+        yield "output", dict.fromkeys(reads), ["o_raw" if self.plan.finishes else "o"], count
+        if self.plan.finishes:
+            yield "finish", ["o_raw", *self.read_by("output_gate", "output")], ["o"], 0
 
     def backward(self) -> Iterator[_Listed]:
         """Yield the kernels of the backward pass."""
         c, k, v, column = self.c, self.k, self.v, self.plan.by_column
         pairs = ["P"] if column else [self.q, self.key, *self.decays]
-        yield "values_back", [*pairs, "do"], ["dnew"], c * c * v + (0 if column else c * c * k)
+        if self.plan.finishes:
+            given = ["o_raw", "do", *self.read_by("output_gate", "output")]
+            yield "finish_back", given, ["do_raw", *self.learned("output_gate", "output")], 0
+        yield "values_back", [*pairs, self.do], ["dnew"], c * c * v + (0 if column else c * c * k)
         solution = ["W"] if self.delta else []
-        reads = [self.q, self.key, "do", *self.decays, *solution, "dnew"]
+        reads = [self.q, self.key, self.do, *self.decays, *solution, "dnew"]
         yield "states_back", reads, ["dnew", "dstates"], c * k * v * (3 if self.delta else 2)
         yield self.keys_back()
         yield self.solve_back() if self.delta else self.updates_back()
@@ -175,7 +201,7 @@ class _Kernels:
         if gates := self.learned("decay", "beta"):
             yield "gates_back", [*self.read_by("decay", "beta"), *dG, *dbetas], gates, 0
         if skip := self.learned("skip"):
-            yield "skip_back", ["v", "do", *self.read_by("skip")], skip, 0
+            yield "skip_back", ["v", self.do, *self.read_by("skip")], skip, 0
         for name, mapped in (("q", self.q), ("k", self.key)):
             raw = [name] if mapped != name else []
             yield f"{name}_map_back", [*raw, f"d{name}_parts"], [f"d{name}"], 0
@@ -184,7 +210,7 @@ class _Kernels:
         """Return the kernel of the gradients of q and k for each value head."""
         c, k, v, column = self.c, self.k, self.v, self.plan.by_column
         updates = ["new", "dnew"] if self.delta else ["v", *self.betas]
-        reads = [self.q, self.key, "do", *updates, *self.decays, "states", "dstates"]
+        reads = [self.q, self.key, self.do, *updates, *self.decays, "states", "dstates"]
         writes = ["dq_parts", "dk_parts", *(["dG"] if self.learned("decay") else [])]
         writes += [*(["dW"] if self.delta else []), *(["dP"] if column else [])]
         count = c * c * v + c * k * v * (3 if self.delta else 2)
@@ -193,7 +219,7 @@ class _Kernels:
     def solve_back(self) -> _Listed:
         """Return the kernel of the gradients of the triangular system."""
         c, k, v, column = self.c, self.k, self.v, self.plan.by_column
-        skip = ["do", *self.read_by("skip")] if "skip" in self.plan.formulas else []
+        skip = [self.do, *self.read_by("skip")] if "skip" in self.plan.formulas else []
         changed = ["dk_parts", *(["dG"] if self.learned("decay") else [])]
         dbetas = ["dbetas"] if self.learned("beta") else []
         given = ["inverse", "dnew", "dW", *changed]
@@ -204,7 +230,7 @@ class _Kernels:
 
     def updates_back(self) -> _Listed:
         """Return the kernel of dv without the delta rule."""
-        skip = ["do", *self.read_by("skip")] if "skip" in self.plan.formulas else []
+        skip = [self.do, *self.read_by("skip")] if "skip" in self.plan.formulas else []
         dbetas = ["dbetas"] if self.learned("beta") else []
         values = ["v"] if skip or dbetas else []
         return "updates_back", [*values, *skip, *self.betas, "dnew"], [*dbetas, "dv"], 0

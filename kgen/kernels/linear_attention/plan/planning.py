@@ -17,6 +17,11 @@ S [K, V] is the state before the chunk. For `rule: add`, N = beta * v. Then:
     S = b**G(C - 1) * S + (b**(G(C - 1) - G) * k)^T @ N
 
 Exponents are subtracted before the power, and only where j <= i, so no power is above 1.
+
+With an output norm or expression, this o is the tensor `o_raw`. A kernel then computes rows of o:
+
+    x = o_raw * output_gate
+    o = output(x / sqrt(mean(x**2) + output_eps))
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ class Formula:
     value: Node
     """The simplified tree. A buffer's name stands for its element."""
     slopes: Mapping[str, Node]
-    """The derivatives by name: of buffers with gradients, and of `x` or `v`. None of them is
+    """The derivatives by name: of buffers with gradients, and of `x`, `v` or `o`. None of them is
     zero.
     """
 
@@ -60,7 +65,7 @@ class LinearAttentionPlan:
 
     spec: LinearAttentionSpec
     formulas: Mapping[str, Formula]
-    """The expressions of the spec by field: `decay`, `beta`, `q_map`, `k_map`, `skip`."""
+    """The expressions of the spec by field, in the order of `FIELDS`."""
     buffers: tuple[str, ...]
     """The buffers that expressions read, in the order of the arguments."""
 
@@ -85,6 +90,11 @@ class LinearAttentionPlan:
     def delta(self) -> bool:
         """True for the delta rule."""
         return self.spec.rule == "delta"
+
+    @property
+    def finishes(self) -> bool:
+        """True if a kernel for rows follows the kernel of the output: gate, norm, expression."""
+        return self.spec.output_norm is not None or "output" in self.formulas
 
     @property
     def backward(self) -> bool:
@@ -115,7 +125,7 @@ def plan_linear_attention(loaded: Loaded) -> LinearAttentionPlan:
     return LinearAttentionPlan(spec, formulas, tuple(spec.buffers))
 
 
-_INPUT = {"q_map": ("x",), "k_map": ("x",), "skip": ("v",)}
+_INPUT = {"q_map": ("x",), "k_map": ("x",), "skip": ("v",), "output": ("o",)}
 """The inputs of an expression that have gradients, apart from buffers."""
 
 

@@ -67,6 +67,7 @@ def _forward(plan: LinearAttentionPlan) -> dict[str, Table]:
         "states": {0: states} | dict.fromkeys(RECENT, deep),
         "output": {0: Tile(wide, BLOCK_K=32 if BT == 128 else 64, BLOCK_V=64)}
         | dict.fromkeys(RECENT, Tile(wide, BLOCK_K=min(k, 128), BLOCK_V=64)),
+        "finish": {0: Tile(4, ROWS=2048 // v)},
         "decode": {0: Tile(4, BLOCK_V=32)},
     }
 
@@ -81,6 +82,7 @@ def _backward(plan: LinearAttentionPlan) -> dict[str, Table]:
     if BT <= 64 and not plan.by_column:
         solve = Tile(4, BLOCK_K=min(k, 128), BLOCK_V=min(v, 128))
     return {
+        "finish_back": {0: Tile(8, ROWS=4096 // v)},
         "values_back": {0: Tile(wide, BLOCK_K=64, BLOCK_V=64)}
         | dict.fromkeys(RECENT, Tile(wide, BLOCK_K=min(k, 128), BLOCK_V=min(v, 128))),
         "states_back": {0: states} | dict.fromkeys(RECENT, deep),

@@ -23,6 +23,8 @@ from kgen.kernels.linear_attention.verify.reference import STATE, Call
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
 
+OF_OUTPUT = ("output_gate", "output")
+"""The fields of the expressions after the recurrence."""
 OUTPUTS = ("o", "final_state")
 """Outputs with cotangents."""
 ASKED = {"final_state": "output_final_state", "states": "return_states"}
@@ -52,6 +54,10 @@ class Case:
     """
     keys: Literal["random", "repeated", "few"] = "random"
     """`repeated`: one key for all tokens. `few`: four keys in turn, two of them opposite."""
+    values: Literal["random", "zeros", "small"] = "random"
+    """`zeros`: v is zero in the first half of the tokens. `small`: v and states
+    have the size of the root of `output_eps`.
+    """
     scale: float | None = None
     states: Literal["none", "in", "out", "both"] = "both"
     """The initial state is an argument; the final state is an output, with a cotangent."""
@@ -67,6 +73,8 @@ class Case:
 
 FAR = 1e4
 """The largest number in a buffer: a decay of b**-FAR is zero in every precision."""
+SATURATED = 20.0
+"""A number at which a sigmoid is 1 in float32, in buffers that only the output reads."""
 
 
 @dataclass
@@ -95,7 +103,7 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
 
 def decode_cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     """Return the cases of the function that steps a state. It has no initial and final state."""
-    return _fitted(problem, _steps(quick))
+    return _fitted(problem, _steps(problem, quick))
 
 
 def _fitted(problem: Problem, wanted: Iterator[Case]) -> tuple[Case, ...]:
@@ -132,6 +140,10 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("guarded", (C - 7, 9), layout="guarded", do="strided")
     yield Case("padded", (C // 2 + 2,), layout="padded", scale=-0.37)
     yield Case("stepped", (19, 5), layout="stepped", states="in")
+    if problem.finishes:
+        # Rows of zeros, and rows whose mean square is about the number under the root.
+        yield Case("zero-rows", (C + 3, C - 1), values="zeros", states="none")
+        yield Case("small-rows", (C + 1, 2), values="small", states="none")
     if quick:
         return
     yield Case("chunks", (5 * C,), batch=2, heads=2)
@@ -149,7 +161,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("crowded-tail", (100, 1, 40), heads=2, tail=1000)
 
 
-def _steps(quick: bool) -> Iterator[Case]:
+def _steps(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("one-step", (1,), batch=2)
     yield Case("few-steps", (4,), heads=2, layout="guarded")
     yield Case("uneven-steps", (1, 0, 3), long_offsets=True)
@@ -157,6 +169,8 @@ def _steps(quick: bool) -> Iterator[Case]:
     yield Case("rounded-steps", (2, 1), heads=2, layout="guarded", within="bf16")
     yield Case("hard-steps", (5,), gates="hard", keys="few", scale=0.5)
     yield Case("no-step", (0,))
+    if problem.finishes:
+        yield Case("small-steps", (3,), values="small")
     if quick:
         return
     yield Case("many-states", (1,) * 9, batch=33, heads=2)
@@ -178,14 +192,18 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=random)
 
+    small = (problem.output_eps or 1.0) ** 0.5 if case.values == "small" else 1.0
+    size = case.magnitude * small
     # Feature maps may grow fast, so only values are large for them.
     mapped = problem.q_map is not None or problem.k_map is not None
     of_keys = 1.0 if mapped else case.magnitude
     found = {
         "q": normal(B, T, H, K) * of_keys,
         "k": _keys(problem, case, normal(B, T, H, K) * of_keys),
-        "v": normal(B, T, HV, V) * case.magnitude,
+        "v": normal(B, T, HV, V) * size,
     }
+    if case.values == "zeros":
+        found["v"][:, : T // 2] = 0
     found = {name: x.to(dtype) for name, x in found.items()}
     sizes = {"T": T, "HV": HV, "K": K, "V": V}
     for buffer in problem.buffers:
@@ -193,7 +211,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         numbers = normal(*([B] if buffer.tokens else []), *shape)
         found[buffer.name] = gates_of(problem, buffer, case, numbers).to(DTYPES[buffer.dtype])
     sequences = len(case.lengths) if problem.varlen else B
-    state = normal(sequences, HV, K, V) * case.magnitude
+    state = normal(sequences, HV, K, V) * size
     if case.states in ("in", "both"):
         found[STATE] = state.to(DTYPES[problem.state_dtype])
     keywords: dict[str, Any] = {} if case.scale is None else {"scale": case.scale}
@@ -375,6 +393,8 @@ def gates_of(problem: Problem, buffer: Buffer, case: Case, normal: Tensor) -> Te
     """Return a buffer of the case, from normal numbers."""
     own = drawn(problem).get(buffer.name)
     if own is None:
+        if case.gates == "hard" and buffer.tokens and buffer in problem.read_by(*OF_OUTPUT):
+            return torch.where(normal.abs() < 0.5, 0.0, normal.sign() * SATURATED)
         return normal
     if case.gates == "none" and buffer.tokens and buffer in problem.read_by("decay"):
         return torch.zeros_like(normal)

@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 
 from kgen.expr.nodes import Node, reads, variables
 
+EXPRESSIONS = ("decay", "beta", "q_map", "k_map", "skip", "output_gate", "output")
+"""The fields of a `Problem` with trees."""
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -51,6 +54,10 @@ class Problem:
     """The number under the root of the L2 norm of q and k; None without a norm."""
     scale: float | None = None
     skip: Node | None = None
+    output_gate: Node | None = None
+    output_eps: float | None = None
+    """The number under the root of the norm of the output; None without a norm."""
+    output: Node | None = None
     varlen: bool = False
     passes: tuple[str, ...] = ("forward", "backward")
     kernel: ClassVar[str] = "linear_attention"
@@ -66,6 +73,11 @@ class Problem:
     def by_column(self) -> bool:
         """True if the decay varies along the columns of the keys."""
         return self.decay is not None and "c" in variables(self.decay)
+
+    @property
+    def finishes(self) -> bool:
+        """True if a norm or an expression follows the output of the recurrence."""
+        return self.output_eps is not None or self.output is not None
 
     @property
     def unit_keys(self) -> bool:
@@ -93,7 +105,8 @@ def problem_of(loaded: Any) -> Problem:
         delta=spec.rule == "delta",
         norm_eps=spec.norm_eps,
         scale=spec.scale,
+        output_eps=spec.output_norm_eps,
         varlen=bool(spec.varlen),
         passes=tuple(spec.passes),
-        **{field: trees.get(field) for field in ("decay", "beta", "q_map", "k_map", "skip")},
+        **{field: trees.get(field) for field in EXPRESSIONS},
     )

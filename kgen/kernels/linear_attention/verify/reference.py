@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -69,7 +69,8 @@ class Tokens:
 
     q, k: [L, HV, K], after feature maps and norm; v: [L, HV, V]. `decay` [L, HV, 1 or K] is the
     natural logarithm of the factor of the state. `beta` is [L, HV, 1]. `skip` [L, HV, V] is a term
-    of the output. Each of the three is None if the spec has none.
+    of the output. `output_gate` [L, HV, V] is its factor before the norm. `expression` computes the
+    output from its value after the norm. Each of the five is None if the spec has none.
     """
 
     q: Tensor
@@ -78,6 +79,8 @@ class Tokens:
     decay: Tensor | None
     beta: Tensor | None
     skip: Tensor | None
+    output_gate: Tensor | None
+    expression: Callable[[Tensor], Tensor] | None
     state: Tensor
     """The state before the first token, [HV, K, V]."""
     delta: bool
@@ -90,6 +93,8 @@ class Tokens:
     """The number of tokens between two recorded states."""
     states: list[Tensor] = field(default_factory=list)
     """The recorded states."""
+    output: Tensor | None = None
+    """The result of `expression`, which depends only on the buffers that the expression reads."""
 
     def record(self, end: int, state: Tensor) -> None:
         """Record the state before token `end`, if the call asks for it."""
@@ -183,10 +188,24 @@ def outputs(
             one.terms["beta"] = torch.zeros_like(one.k[..., :1])
         out, state = steps(one)
         out = out if one.skip is None else out + one.skip
+        if problem.finishes:
+            out = finished(problem, one, out.to(o.dtype).to(real))
         o = o.index_put(place, out.to(o.dtype))
         states.append(state.to(real if real == torch.float64 else DTYPES[problem.state_dtype]))
     final = torch.stack(states) if states else torch.zeros(0, HV, K, V, device=o.device)
     return {"o": o, "final_state": final}, found
+
+
+def finished(problem: Problem, one: Tokens, out: Tensor) -> Tensor:
+    """Apply the gate, the norm and the expression to outputs [L, HV, V]."""
+    if one.output_gate is not None:
+        out = out * one.output_gate
+    if problem.output_eps is not None:
+        out = out / (out.square().mean(-1, keepdim=True) + problem.output_eps).sqrt()
+    if one.expression is not None:
+        one.output = one.expression(out.detach())
+        out = one.expression(out)
+    return out
 
 
 def states_within(
@@ -273,6 +292,10 @@ def _tokens(
         decay=None if decay is None else decay * (1.0 if problem.gate_base == "e" else math.log(2)),
         beta=value(problem.beta, 1),
         skip=value(problem.skip, V, v=own["v"].to(real)),
+        output_gate=value(problem.output_gate, V),
+        expression=None
+        if problem.output is None
+        else lambda o: cast(Tensor, value(problem.output, V, o=o)),
         state=torch.zeros(HV, K, V, dtype=real, device=device)
         if before is None
         else before.to(real),
@@ -294,7 +317,7 @@ def _features(problem: Problem, name: str, x: Tensor, real: Any) -> Tensor:
 
 # --- gradients ------------------------
 
-_INNER = ("q", "k", "decay", "beta", "skip")
+_INNER = ("q", "k", "decay", "beta", "skip", "output_gate")
 _OPTIONS = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
 
 
@@ -323,8 +346,9 @@ def _differentiated(
             # Kernels compute the gradient of a decay from these products, which mostly cancel.
             products = [x.detach() * by_id[id(x)] for x in (one.q, one.k) if id(x) in by_id]
             one.terms["decay"] = _norm(one.terms["decay"], *products)
+        of_value = _changes(one, by_id, outputs["o"][1][place] if "o" in outputs else None)
         if one.terms and "o" in outputs:
-            one.terms["skip"] = outputs["o"][1][place]
+            one.terms |= {n: x for n, x in of_value.items() if n not in ("decay", "beta")}
         own: dict[str, Tensor] = {}
         for name, buffer, slope in _slopes(problem, leaves, wanted, one):
             terms = one.terms.get(name)
@@ -334,8 +358,7 @@ def _differentiated(
                 sized = ("K", problem.chunk_size) if name == "decay" else ("V", 1)
                 whole[at] += _squared(slope, terms, buffer, *sized)
             if not buffer.tokens:
-                part = slope * by_id[id(getattr(one, name))]
-                own[buffer.name] = own.get(buffer.name, torch.zeros_like(part)) + part
+                own[buffer.name] = _added(own.get(buffer.name), slope * of_value[name])
         for n, part in own.items():
             parts.setdefault(n, []).append(part)
     return replace(
@@ -346,13 +369,34 @@ def _differentiated(
     )
 
 
+_VALUES = ("decay", "beta", "skip", "output_gate")
+
+
+def _changes(one: Tokens, by_id: Mapping[int, Tensor], change: Tensor | None) -> dict[str, Tensor]:
+    """Return the gradients of the values of expressions. `change` is the gradient of o."""
+    values = {name: getattr(one, name) for name in _VALUES}
+    found = {name: by_id[id(x)] for name, x in values.items() if id(x) in by_id}
+    if one.output is None:
+        return found
+    return found | {"output": torch.zeros_like(one.output) if change is None else change}
+
+
+def _added(one: Tensor | None, other: Tensor) -> Tensor:
+    """Return the sum of two parts of the gradient of a buffer, perhaps of different columns."""
+    if one is None:
+        return other
+    if one.shape != other.shape:
+        one, other = one.sum(-1, keepdim=True), other.sum(-1, keepdim=True)
+    return one + other
+
+
 def _slopes(
     problem: Problem, leaves: Mapping[str, Tensor], wanted: Sequence[str], one: Tokens
 ) -> Iterator[tuple[str, Buffer, Tensor]]:
     """Yield each expression of one sequence and a buffer in it, with the derivative of each
     element.
     """
-    for name in ("decay", "beta", "skip"):
+    for name in (*_VALUES, "output"):
         value = getattr(one, name)
         for buffer in problem.read_by(name):
             if one.length and buffer.name in wanted and value.requires_grad:

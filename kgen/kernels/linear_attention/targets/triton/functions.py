@@ -27,6 +27,8 @@ WORDS = {
     "decay": "Return the decay of a token as a power of 2. Powers below LOWEST are 0 in float32.",
     "beta": "Return the factor of the update of a token.",
     "skip": "Return the term of the output that does not pass through the state.",
+    "output_gate": "Return the factor of the output before the norm.",
+    "output": "Return the output from its value after the norm.",
     "q_map": "Return the feature map of queries.",
     "k_map": "Return the feature map of keys.",
 }
@@ -102,7 +104,8 @@ class Functions:
     def parameters_of(self, node: Node) -> tuple[str, ...]:
         """Return the names in a tree, in the order of the parameters."""
         there = variables(node)
-        return tuple(n for n in (*self.plan.buffers, "x", "v", "h", "c", "H", "HV") if n in there)
+        others = ("x", "v", "o", "h", "c", "H", "HV")
+        return tuple(n for n in (*self.plan.buffers, *others) if n in there)
 
     def called(self, name: str, node: Node, at: At) -> Code:
         """Return the call of a function at the elements of a kernel."""
@@ -130,11 +133,11 @@ class At:
     suffix: str
     """The end of the names of values of buffers."""
     x: str = "x"
-    """The value of `x` or `v`."""
+    """The value of `x`, `v` or `o`."""
 
     def value(self, name: str) -> str:
         """Return the name of a value in the kernel."""
-        if name in ("x", "v"):
+        if name in ("x", "v", "o"):
             return self.x
         if name == "c":
             return str(self.columns)
@@ -163,6 +166,8 @@ TILE = At("(first + i)[:, None]", "live[:, None]", "c[None, :]", "tile")
 """The columns of the keys for each token of a chunk."""
 VALUES = At("(first + i)[:, None]", "live[:, None]", "offs_v[None, :]", "tile", "v")
 """The columns of the values for each token of a chunk."""
+RESULTS = At("(first + i)[:, None]", "live[:, None]", "offs_v[None, :]", "tile", "x")
+"""The columns of the output for each token of a block of rows."""
 STEP = At("token", None, "offs_k", "now")
 STEP_VALUES = At("token", None, "offs_v", "now", "v")
 """One token of a decoding step, with the columns of keys or of values."""

@@ -11,6 +11,11 @@ from typing import ClassVar
 
 from kgen.expr.differentiate import is_one
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
+from kgen.kernels.linear_attention.targets.triton.finishing import (
+    FinishBack,
+    Finishing,
+    gradient_store,
+)
 from kgen.kernels.linear_attention.targets.triton.functions import (
     ROWS,
     TILE,
@@ -142,6 +147,7 @@ class MapBack(Template):
 class BackwardKernels:
     """The kernels of backward, in the order of their launches."""
 
+    finish_back: FinishBack | None
     values_back: ValuesBack
     states_back: StatesBack
     keys_back: KeysBack
@@ -175,6 +181,9 @@ class BackwardBuilder:
         """Return all kernels."""
         gates = learned(self.plan, "decay", "beta")
         return BackwardKernels(
+            finish_back=Finishing(self.plan, self.functions).backward()
+            if self.plan.finishes
+            else None,
             values_back=self.values_back(),
             states_back=self.states_back(),
             keys_back=self.keys_back(),
@@ -342,7 +351,7 @@ class BackwardBuilder:
             return []
         if self._summed(name, terms):
             return [f"grad_{name} += tl.sum({wide}, 1)"]
-        return [f"grad_{name} = {wide}", self._store(name, f"grad_{name}", "c")]
+        return [f"grad_{name} = {wide}", gradient_store(self.plan, name, f"grad_{name}", "c")]
 
     def _of_rows(self, name: str, terms: Terms) -> list[str]:
         """Return the statements of a buffer's gradient for the tokens of a chunk."""
@@ -351,7 +360,7 @@ class BackwardBuilder:
         narrow = [term for term, wide in terms if not wide]
         total = " + ".join([*([f"grad_{name}"] if self._summed(name, terms) else []), *narrow])
         assigned = [f"grad_{name} = {total}"] if narrow else []
-        return [*assigned, self._store(name, f"grad_{name}", "c")]
+        return [*assigned, gradient_store(self.plan, name, f"grad_{name}", "c")]
 
     def _terms(self, name: str, at: At) -> Iterator[tuple[str, bool]]:
         """Yield the terms of the gradient of a buffer, each with True if it has columns."""
@@ -387,26 +396,8 @@ class BackwardBuilder:
             term = f"tl.where(live[:, None], {self._product('skip', name, VALUES, 'do')}, 0.0)"
             wide = self.spec.buffers[name].columns is not None
             stores.append(f"skip_{name} = {term if wide else f'tl.sum({term}, 1)'}")
-            stores.append(self._store(name, f"skip_{name}", "offs_v"))
+            stores.append(gradient_store(self.plan, name, f"skip_{name}", "offs_v"))
         return SkipBack(signature, self.chunk, VALUES.reads(self.plan, read), stores)
-
-    def _store(self, name: str, made: str, columns: str) -> str:
-        """Return the statement that stores the gradient of a buffer.
-
-        A buffer with tokens has an element for each token. Of the others, each chunk has a part.
-        """
-        buffer, width = self.spec.buffers[name], {"c": "K", "offs_v": "V"}[columns]
-        if not buffer.tokens:
-            at = "(slot.to(tl.int64) * HV + h)"
-            at += f" * {width} + {columns}" if buffer.columns else ""
-            return f"tl.store({made}_ptr + {at}, tl.sum({made}, 0))"
-        rows, guard = "((batch * T + first + i) * HV + h)", "live"
-        if buffer.columns:
-            rows = f"((batch * T + first + i[:, None]) * HV + h) * {width} + {columns}[None, :]"
-            guard = "live[:, None]"
-        return (
-            f"tl.store({made}_ptr + {rows}, {made}.to({made}_ptr.dtype.element_ty), mask={guard})"
-        )
 
     # --- queries and keys ------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
+from kgen.kernels.linear_attention.targets.triton.finishing import Finish, Finishing
 from kgen.kernels.linear_attention.targets.triton.functions import (
     ROWS,
     STEP,
@@ -245,6 +246,7 @@ class Kernels:
     solve: Solve | None
     states: States
     output: Output
+    finish: Finish | None
     decode: Decode | None
 
 
@@ -276,6 +278,7 @@ class Builder:
             solve=self.solve() if delta else None,
             states=self.states(),
             output=self.output(),
+            finish=Finishing(self.plan, self.functions).forward() if self.plan.finishes else None,
             decode=self.decode() if self.plan.decode else None,
         )
 

@@ -23,6 +23,7 @@ class Decoding(Template):
     """The operator that steps a state in place."""
 
     template: ClassVar[str] = "linear_attention/triton/_decode_op.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = ("finish",)
 
     name: str
     bf16: bool
@@ -31,6 +32,7 @@ class Decoding(Template):
     varlen: bool
     layouts: str
     step: Step
+    finish: Step | None
     function: Function
 
     def launch_functions(self) -> Iterable[str]:
@@ -42,6 +44,7 @@ class Backward(Template):
     """The operator of the backward pass."""
 
     template: ClassVar[str] = "linear_attention/triton/_backward.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = ("first",)
 
     name: str
     bf16: bool
@@ -59,6 +62,8 @@ class Backward(Template):
     of_chunks: list[str]
     """The operands of this computation."""
     mapped: list[str]
+    first: list[Step]
+    """The launches after which `do` is the gradient of the output before gate and norm."""
     steps: list[Step]
     sums: list[str]
     """Statements that add parts of gradients."""
@@ -83,6 +88,7 @@ class Launcher(Template):
     """Tile lookup, operators, and the spec's functions."""
 
     template: ClassVar[str] = "linear_attention/triton/_launcher.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = ("finish",)
 
     name: str
     launching: LaunchFunctions | None
@@ -106,6 +112,7 @@ class Launcher(Template):
     in_bf16: list[str]
     """The results of a call in float32, cast to the dtypes of the operator."""
     output: Step
+    finish: Step | None
     state_shape: str
     state_dtype: str
     ends: str
@@ -130,7 +137,7 @@ def launcher(
     """Return the launcher of a plan."""
     plan, spec, steps = interface.plan, interface.spec, Steps(interface.plan)
     held, operands = steps.held(kernels), _operands(interface)
-    saved = held if plan.backward and spec.saves_states else []
+    saved = _saved(steps, held) if plan.backward else []
     typed = [f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands]
     return Launcher(
         name=spec.name,
@@ -148,6 +155,7 @@ def launcher(
         mapped=[f"{n[0]} = {n}" for n in ("q_mapped", "k_mapped") if n in held],
         in_bf16=["o.bfloat16()", "final_state", "ends", *(_in_bf16(name) for name in saved)],
         output=steps.output(kernels),
+        finish=steps.finish(kernels),
         state_shape=f"(N, HV, {interface.K}, {interface.V})",
         state_dtype=TORCH_DTYPES[spec.state_dtype],
         ends=steps.made()["ends"],
@@ -173,12 +181,19 @@ def _low(name: str) -> bool:
     return name not in ("seqs", "G", "betas")
 
 
+def _saved(steps: Steps, held: list[str]) -> list[str]:
+    """Return the tensors of forward that backward reads."""
+    raw = ["o_raw"] if steps.plan.finishes else []
+    return [*held, *raw] if steps.spec.saves_states else []
+
+
 def _in_bf16(name: str) -> str:
     return f"{name}.bfloat16()" if _low(name) else name
 
 
 def _fake(steps: Steps, name: str) -> str:
-    return "q.new_empty(slots, dtype=torch.int32)" if name == "seqs" else steps.made()[name]
+    apart = {"seqs": "q.new_empty(slots, dtype=torch.int32)", "o_raw": "v.new_empty(v.shape)"}
+    return apart[name] if name in apart else steps.made()[name]
 
 
 def _operands(interface: Interface) -> list[str]:
@@ -190,7 +205,7 @@ def _backward(
 ) -> Backward:
     plan, spec, tensors = interface.plan, interface.spec, interface.tensors
     held = steps.held(kernels)
-    saved = held if spec.saves_states else []
+    saved = _saved(steps, held)
     kept = [*tensors, *interface.packing, "initial_state", *saved]
     operands = ["do", "dfinal_state", *kept, "scale"]
     gradients = list(plan.learned)
@@ -212,6 +227,7 @@ def _backward(
         recomputed=[] if saved else held,
         of_chunks=[*tensors, *interface.packing, "initial_state", "scale"],
         mapped=[f"{n}_raw, {n} = {n}, {n}_mapped" for n in "qk" if f"{n}_mapped" in held],
+        first=list(steps.first(kernels, backward)),
         steps=list(steps.backward(backward)),
         sums=steps.sums(),
         gradients=gradients,
@@ -253,6 +269,9 @@ def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
     programs = f'N * HV * ({interface.V} // tile["BLOCK_V"])'
     call = "new_zeros" if spec.varlen else "new_empty"
     made = {"o": f"v.{call}(v.shape)"}
+    if kernels.finish is not None:
+        # The state takes more bytes than this tensor, so it is not rounded before the norm.
+        made = {"o": "v.new_empty(v.shape, dtype=torch.float32)"}
     return Decoding(
         name=name,
         bf16=spec.dtype == "bf16",
@@ -261,6 +280,7 @@ def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
         varlen=spec.varlen,
         layouts=", ".join([*interface.tensors, *STEPPED, *interface.packing]),
         step=steps.step("decode", kernels.decode.signature, programs, made),
+        finish=steps.finish(kernels),
         function=Function(
             name=name,
             signature=str(interface.signature(decode=True)),

@@ -130,4 +130,11 @@ def recurrence(plan: LinearAttentionPlan) -> list[str]:
     beta = f"({show(formulas['beta'].tree)}) * " if "beta" in formulas else ""
     lines.append(f"S = S + outer(k, {beta}{new})")
     skip = f" + {show(formulas['skip'].tree)}" if "skip" in formulas else ""
-    return [*lines, f"o = scale * S^T @ q{skip}"]
+    lines.append(f"o = scale * S^T @ q{skip}")
+    if "output_gate" in formulas:
+        lines.append(f"o = o * ({show(formulas['output_gate'].tree)})")
+    if spec.output_norm:
+        lines.append(f"o = o / sqrt(mean(o**2) + {spec.output_norm_eps})")
+    if "output" in formulas:
+        lines.append(f"o = {show(formulas['output'].tree)}")
+    return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 from kgen.kernels.linear_attention.plan.tiles import Table, Tile, tile_tables
@@ -12,6 +12,11 @@ from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.text import TORCH_DTYPES
+
+PARTS = 'B * _cdiv(T, tile["ROWS"])'
+"""The number of blocks of rows of one head."""
+ROWS = f"{PARTS} * HV"
+"""The number of programs of a kernel of rows of the output."""
 
 
 @dataclass(frozen=True)
@@ -160,10 +165,21 @@ class Steps:
             "k_map_back": "slots * H",
         }
         for name, kernel in vars(kernels).items():
-            if kernel is not None:
+            if kernel is not None and name != "finish_back":
                 fresh = {n: call for n, call in made.items() if n not in there}
                 yield self.step(name, kernel.signature, programs.get(name, heads), fresh)
                 there |= {operand.name for operand in kernel.signature.operands}
+
+    def first(self, kernels: Kernels, backward: BackwardKernels) -> Iterator[Step]:
+        """Yield the launches that pass the gradient of o through norm and gate, in order."""
+        kernel = backward.finish_back
+        if kernel is None:
+            return
+        if not self.spec.saves_states:
+            output = self.output(kernels)
+            yield replace(output, after=["o_raw = o"])
+        made = {n: call for n, call in self.made_by_backward().items() if n != "do"}
+        yield self.step("finish_back", kernel.signature, ROWS, made, ("do = do_raw",))
 
     def made_by_backward(self) -> dict[str, str]:
         """Return the calls that allocate tensors of backward, by name."""
@@ -174,6 +190,7 @@ class Steps:
         betas = of_pairs if column and self.plan.delta else parts
         call = "new_zeros" if self.spec.varlen else "new_empty"
         found = {
+            "do_raw": "v.new_empty(v.shape)",
             "dnew": self.by_token(V),
             "dstates": self.new("slots", "HV", K, V),
             "dq_parts": self.by_token(K),
@@ -188,18 +205,28 @@ class Steps:
         for name in self.plan.learned:
             both = ", dtype=torch.float32" if len(self.sources(name)) > 1 else ""
             whole = f"{name}.{call}({name}.shape{both})"
-            part = f"q.new_empty((slots, *{name}.shape), dtype=torch.float32)"
-            tokens = self.spec.buffers[name].tokens
-            found |= dict.fromkeys(self.sources(name), whole if tokens else part)
+            for source in self.sources(name):
+                parts = PARTS if source.startswith("finish_") else "slots"
+                shape = f"{parts}, *{name}.shape"
+                if self.shared(name):
+                    shape = f"{parts}, HV, {V}"
+                part = f"q.new_empty(({shape}), dtype=torch.float32)"
+                found[source] = whole if self.spec.buffers[name].tokens else part
         return found
+
+    def shared(self, name: str) -> bool:
+        """Return True if all heads read the same elements of a buffer."""
+        return "HV" not in self.spec.buffers[name].shape
 
     def sources(self, name: str) -> list[str]:
         """Return the tensors whose sum is the gradient of a buffer."""
         gates = learned(self.plan, "decay", "beta")
         skip = learned(self.plan, "skip")
+        finish = learned(self.plan, "output_gate", "output")
         return [
             *([f"grad_{name}"] if name in gates else []),
             *([f"skip_{name}"] if name in skip else []),
+            *([f"finish_{name}"] if name in finish else []),
         ]
 
     def sums(self) -> list[str]:
@@ -207,7 +234,11 @@ class Steps:
         lines = []
         for name in self.plan.learned:
             sources, tokens = self.sources(name), self.spec.buffers[name].tokens
-            terms = [source if tokens else f"{source}.sum(0)" for source in sources]
+            axes = "(0, 1)" if self.shared(name) else "0"
+            terms = [source if tokens else f"{source}.sum({axes})" for source in sources]
+            if not sources:  # the derivative is zero everywhere
+                lines.append(f"grad_{name} = {name}.new_zeros({name}.shape)")
+                continue
             total = terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
             if not tokens or len(terms) > 1:
                 lines.append(f"grad_{name} = {total}.to({name}.dtype)")
@@ -218,9 +249,18 @@ class Steps:
     def output(self, kernels: Kernels) -> Step:
         """Return the launch of the output kernel."""
         programs = f'slots * HV * ({self.size.v} // tile["BLOCK_V"])'
-        call = "new_zeros" if self.spec.varlen else "new_empty"
-        made = {"o": f"v.{call}(v.shape)"}
+        # The kernel of rows reads only tokens of sequences.
+        zeros = self.spec.varlen and not self.plan.finishes
+        made = {"o": f"v.{'new_zeros' if zeros else 'new_empty'}(v.shape)"}
         return self.step("output", kernels.output.signature, programs, made)
+
+    def finish(self, kernels: Kernels) -> Step | None:
+        """Return the launch that computes o from `o_raw`, the result of the kernel before it."""
+        if kernels.finish is None:
+            return None
+        call = "new_zeros" if self.spec.varlen else "new_empty"
+        step = self.step("finish", kernels.finish.signature, ROWS, {})
+        return replace(step, made=[f"o_raw, o = o, v.{call}(v.shape)"])
 
     def held(self, kernels: Kernels) -> list[str]:
         """Return the tensors of forward that later kernels read, in order."""
