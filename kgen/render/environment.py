@@ -198,11 +198,11 @@ def texts_of(template: Template) -> dict[str, str]:
 def without_missing(
     text: str, missing: frozenset[str], words: frozenset[tuple[str, str]] = frozenset()
 ) -> str:
-    """Return a template without the blocks `{% if NAME %}`, the loops and the expressions of
-    `missing` names, and with the values of `words`.
+    """Return a template without `missing` names, and with the values of `words`.
 
-    A block `{% else %}` of a missing name stays, without its tags. A line that has only an
-    expression of a missing name disappears.
+    The blocks `{% if NAME %}`, the loops and the expressions of a missing name disappear. A block
+    `{% else %}` of a missing name stays, without its tags. A line that has only an expression of a
+    missing name disappears.
     """
     for name, value in words:
         text = text.replace(f"{{{{ {name} }}}}", value)

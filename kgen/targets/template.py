@@ -25,9 +25,8 @@ class Template:
     """The path of the template below `templates/`."""
     language: ClassVar[str] = TRITON
     optional_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that few specs have. If one is empty or false, its blocks `{% if NAME %}`, its
-    loops and its expressions do not count in the hash of the templates of a file. A text counts
-    with its value.
+    """The fields that few specs have. Blocks, loops and expressions of an empty or false one do not
+    count in the hash of a file's templates. A text counts with its value.
     """
 
     def launch_functions(self) -> Iterable[str]:

@@ -214,7 +214,7 @@ class Forward(OfForward):
 
     @property
     def computed_words(self) -> str:
-        """The results of a kernel, in words. Not every kernel has a result for each row."""
+        """The results of the kernel, in words."""
         return f"{self.written_words} of each row" if self.row_results else self.written_words
 
     @property

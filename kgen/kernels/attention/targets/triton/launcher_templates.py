@@ -99,9 +99,7 @@ class PortableForward(Launch, Operator, Exact, RowResults, Placement, Template):
 
 @dataclass(frozen=True)
 class RowMax(Operator, Exact, Placement, Template):
-    """The operator that also returns the largest score of each row, and the results of a call that
-    asks for it.
-    """
+    """The operator that also returns the largest score of each row, and the results of a call."""
 
     template: ClassVar[str] = "attention/triton/_row_max.j2"
 
