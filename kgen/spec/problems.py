@@ -94,9 +94,6 @@ def _translated(
     if type_ in ("greater_than_equal", "less_than_equal"):
         bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
         return "out-of-range", f"must be {bound}, not {shown(value)}", f"write a number of {bound}"
-    if type_ == "greater_than":
-        bound = f"more than {context['gt']:g}"
-        return "out-of-range", f"must be {bound}, not {shown(value)}", f"write a number of {bound}"
     if type_ == "too_short":
         return "bad-value", "cannot be empty", "write at least one item"
     if type_ == "too_long":

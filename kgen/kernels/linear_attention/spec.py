@@ -138,7 +138,7 @@ class LinearAttentionSpec(SpecModel):
     """`rms` divides each row of o by the root of its mean square plus `output_eps`.
 
     A row has the V columns of a token and head. The norm follows `skip` and `output_gate`."""
-    output_eps: Annotated[float, Field(gt=0, le=1, strict=False)] | None = None
+    output_eps: Annotated[float, Field(ge=1e-12, le=1, strict=False)] | None = None
     """The number that `output_norm` adds to the mean square; the default is 1e-6."""
     output: Expression = None
     """The output from `o`, its value after the norm, and buffers; the default is `o`."""

@@ -251,6 +251,10 @@ class BackwardBuilder:
             return Elements([], Name("1.0"))
         return Elements(at.reads(self.plan, names), self.functions.slope("skip", "v", at))
 
+    def _skip_slope_reads_v(self) -> bool:
+        slope = self.plan.formulas["skip"].slopes["v"]
+        return "v" in self.functions.parameters_of(slope)
+
     def solve_back(self) -> SolveBack:
         """Return the kernel of the gradients of the triangular system."""
         skip = self._of_skip("v.to(tl.float32)")
@@ -272,7 +276,7 @@ class BackwardBuilder:
         """Return the kernel of dv without the delta rule."""
         skip = self._of_skip("v")
         through = [DO, *self.builder.buffers("skip")] if skip else []
-        reads_v = self.traits.beta_learned or skip is not None
+        reads_v = self.traits.beta_learned or (skip is not None and self._skip_slope_reads_v())
         signature = chunk_signature(
             self.plan,
             "_updates_back_kernel",
