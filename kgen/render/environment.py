@@ -11,7 +11,6 @@ name.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -31,8 +30,6 @@ DIGEST_OF_CODE = "\1digest of code\1"
 """A placeholder that is replaced once the file is complete. A spec cannot contain it."""
 _FAKE_OF, _END = "\1fake of ", "\1"
 """Both ends of a placeholder for the call that decorates the fake of an operator."""
-_OPENING = re.compile(r"\{% (if|for .+ in) (?P<name>.+?) %\}")
-"""The tag that opens a block, alone on its line."""
 _ELSE, _ENDS = "{% else %}", ("{% endif %}", "{% endfor %}")
 
 
@@ -211,22 +208,45 @@ def without_missing(
     kept: list[str] = []
     # For each open block: None if it stays, else true while its lines stay.
     inside: list[bool | None] = []
-    empty = re.compile(rf"\{{\{{ ({'|'.join(sorted(missing))})( \|.*?)? \}}\}}")
     for line in text.split("\n"):
         tag = line.strip()
-        opened = _OPENING.fullmatch(tag)
+        opened = _opened(tag)
         own = bool(inside) and inside[-1] is not None and tag in (_ELSE, *_ENDS)
         if opened is not None:
-            inside.append(False if opened["name"] in missing else None)
+            inside.append(False if opened in missing else None)
             own = inside[-1] is not None
         elif own and tag == _ELSE:
             inside[-1] = True
         elif tag in _ENDS:
             inside.pop()
-        printed = empty.sub("", line)
+        printed = _without_expressions(line, missing)
         if not own and False not in inside and (printed.strip() or printed == line):
             kept.append(printed)
     return "\n".join(kept)
+
+
+def _opened(tag: str) -> str | None:
+    """Return the value of a tag that opens a block, alone on its line, or None."""
+    words = tag.split()
+    if (
+        len(words) < 4
+        or (words[0], words[-1]) != ("{%", "%}")
+        or words.index("%}") + 1 < len(words)
+    ):
+        return None
+    if words[1] == "if":
+        return " ".join(words[2:-1])
+    return " ".join(words[words.index("in") + 1 : -1]) if words[1] == "for" else None
+
+
+def _without_expressions(line: str, missing: frozenset[str]) -> str:
+    """Return a line without the expressions of missing names."""
+    first, *others = line.split("{{ ")
+    for other in others:
+        inner, closed, rest = other.partition(" }}")
+        name = inner.partition(" |")[0]
+        first += rest if closed and name in missing else "{{ " + other
+    return first
 
 
 @cache

@@ -215,6 +215,7 @@ def test_a_spec_is_no_markup(spec: str, tmp_path: Path) -> None:
     assert "\\<script>" in markdown(page)
 
 
+@pytest.mark.thorough
 def test_bytes_do_not_depend_on_the_hash_seed() -> None:
     program = (
         "import sys; from tests.reports.test_explained import pages; sys.stdout.write(pages())"

@@ -92,7 +92,10 @@ def results(text: str, family: str, buffer: str, param: str) -> list[torch.Tenso
     return outputs
 
 
-@pytest.mark.parametrize(("family", "text"), [("attention", ATTENTION), ("norm", NORM)])
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [pytest.param("attention", ATTENTION, marks=pytest.mark.thorough), ("norm", NORM)],
+)
 def test_words_of_the_harness_are_names_like_others(family: str, text: str) -> None:
     buffers, params = free(text, family)
     assert len(buffers) > 50

@@ -130,6 +130,7 @@ def test_an_interrupt_ends_tasks(crew: nodes.Farm, tmp_path: Path) -> None:
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
+@pytest.mark.thorough
 def test_a_run_that_loses_a_node_is_as_one_here(
     crew: nodes.Farm, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ class RowMax(Operator, Exact, Placement, Template):
 
     def launch_functions(self) -> Iterator[str]:
         yield "_operator"
+        yield from self.allocators
         if self.needs_gradient is not None:
             yield from ("_COMPILED", "_compile_ahead", "_transformed")
 

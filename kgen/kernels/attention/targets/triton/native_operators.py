@@ -117,12 +117,13 @@ class Arguments:
     @property
     def schema(self) -> str:
         """The arguments in a schema of PyTorch."""
-        return f"({', '.join(self._in_schema)})"
+        return self.schema_after()
 
-    @property
-    def _in_schema(self) -> list[str]:
+    def schema_after(self, *first: str) -> str:
+        """Return the arguments in a schema of PyTorch, after others."""
         numbers = [f"{'float' if n.real else 'SymInt'} {n.name}" for n in self.numbers]
-        return [*(f"Tensor {x.name}" for x in self.tensors), "float scale", *numbers]
+        tensors = [f"Tensor {x.name}" for x in self.tensors]
+        return f"({', '.join([*first, *tensors, 'float scale', *numbers])})"
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,6 @@ class BackwardOperator(Arguments, Template):
     dlse: str
     """The gradient of the log-sum-exp in float32."""
     sinks: SinkGradient | None
-
-    @property
-    def schema(self) -> str:
-        own = ["Tensor dout", "Tensor? dlse", "Tensor out", "Tensor lse"]
-        return f"({', '.join([*own, *self._in_schema])})"
 
     @property
     def result_types(self) -> list[str]:
@@ -203,6 +199,14 @@ class AttentionOperators(Operators, Arguments):
     lse_dtype: str
     differentiable: tuple[str, ...]
     backward: BackwardOperator | None
+
+    @property
+    def backward_schema(self) -> str | None:
+        """The arguments of the backward operator in a schema of PyTorch."""
+        if self.backward is None:
+            return None
+        own = ("Tensor dout", "Tensor? dlse", "Tensor out", "Tensor lse")
+        return self.backward.schema_after(*own)
 
 
 @dataclass(frozen=True)

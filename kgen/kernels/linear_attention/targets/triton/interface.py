@@ -101,6 +101,14 @@ class Function(Template):
     """The statements that call the operator and return."""
 
 
+@dataclass(frozen=True)
+class FunctionOfChunks(Function):
+    """A function whose statements count chunks."""
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_cdiv",)
+
+
 class Interface:
     """The functions of one plan: arguments, checks and words."""
 

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels
-from kgen.kernels.linear_attention.targets.triton.interface import STEPPED, Function, Interface
+from kgen.kernels.linear_attention.targets.triton.interface import (
+    STEPPED,
+    Function,
+    FunctionOfChunks,
+    Interface,
+)
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
 from kgen.kernels.linear_attention.targets.triton.steps import Step, Steps
 from kgen.targets import opening
@@ -36,7 +41,8 @@ class Decoding(Template):
     function: Function
 
     def launch_functions(self) -> Iterable[str]:
-        return ("_launch", "_layouts", "_tile")
+        rows = [] if self.finish is None else ["_cdiv"]
+        return ("_launch", "_layouts", "_tile", *rows)
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ class Backward(Template):
     """The gradient of each operand of forward, or None."""
 
     def launch_functions(self) -> Iterable[str]:
-        return ("_launch", "_layouts", "_once", "_operator", "_register_autograd", "_tile")
+        rows = ["_cdiv"] if self.first else []
+        return ("_launch", "_layouts", "_once", "_operator", "_register_autograd", "_tile", *rows)
 
 
 @dataclass(frozen=True)
@@ -245,7 +252,8 @@ def _function(interface: Interface) -> Function:
     asked = "bool(output_final_state), bool(return_states)"
     rows = f"B, _cdiv(T, {spec.chunk_size}), HV, {interface.K}, {interface.V}"
     states = "ends" if spec.varlen else f"ends.view({rows})"
-    return Function(
+    made = Function if spec.varlen else FunctionOfChunks
+    return made(
         name=spec.name,
         signature=str(interface.signature()),
         summary=opening(spec),
