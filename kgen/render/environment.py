@@ -228,11 +228,8 @@ def without_missing(
 def _opened(tag: str) -> str | None:
     """Return the value of a tag that opens a block, alone on its line, or None."""
     words = tag.split()
-    if (
-        len(words) < 4
-        or (words[0], words[-1]) != ("{%", "%}")
-        or words.index("%}") + 1 < len(words)
-    ):
+    alone = words.count("%}") == 1 and (words[0], words[-1]) == ("{%", "%}")
+    if not alone or len(words) < 4:
         return None
     if words[1] == "if":
         return " ".join(words[2:-1])

@@ -57,7 +57,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.thorough
 def test_every_case_is_right_through_the_machine_codes_arguments(built: Path) -> None:
     wrong, used, there = interpreted(
         _verified, built, ["tile", "off-tile", "mixed", "guarded", "stepped", "scale"]

@@ -252,8 +252,8 @@ def _function(interface: Interface) -> Function:
     asked = "bool(output_final_state), bool(return_states)"
     rows = f"B, _cdiv(T, {spec.chunk_size}), HV, {interface.K}, {interface.V}"
     states = "ends" if spec.varlen else f"ends.view({rows})"
-    made = Function if spec.varlen else FunctionOfChunks
-    return made(
+    kind = Function if spec.varlen else FunctionOfChunks
+    return kind(
         name=spec.name,
         signature=str(interface.signature()),
         summary=opening(spec),
