@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
+_NODES = (ast.AST, list)
 C_SUFFIXES = frozenset({".c", ".cu", ".cuh", ".h"})
 
 _C_TOKEN = re.compile(
@@ -42,46 +42,39 @@ def program(content: bytes, suffix: str) -> bytes:
     return content
 
 
-def _tree(tree: ast.Module) -> Iterator[str]:
-    """Print a syntax tree in preorder.
+def _tree(tree: ast.Module) -> list[str]:
+    """Print a syntax tree in preorder, without docstrings.
 
-    `ast.dump` differs between versions of Python, and recurses.
+    `ast.dump` differs between versions of Python, and recurses. The loop calls no functions of its
+    own, because tests print millions of nodes.
     """
+    printed: list[str] = []
     to_do: list[ast.AST | list[object] | str] = [tree]
     while to_do:
         node = to_do.pop()
         if isinstance(node, str):
-            yield node
+            printed.append(node)
             continue
         if isinstance(node, list):
-            yield f"[{len(node)}"
-            to_do += [_item(value) for value in reversed(node)]
+            printed.append(f"[{len(node)}")
+            to_do += [x if isinstance(x, _NODES) else repr(x) for x in reversed(node)]
             continue
-        fields = [
-            (name, value) for name, value in _fields(node) if value is not None and value != []
-        ]
-        yield f"{type(node).__name__} {' '.join(name for name, _ in fields)}"
-        to_do += [_item(value) for _, value in reversed(fields)]
+        names, values = [], []
+        for name in type(node)._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                value = [x for x in value if type(x) is not ast.Expr or not _is_text(x)] or None
+            if value is not None:
+                names.append(name)
+                values.append(value if isinstance(value, _NODES) else repr(value))
+        printed.append(f"{type(node).__name__} {' '.join(names)}")
+        to_do += reversed(values)
+    return printed
 
 
-def _item(value: object) -> ast.AST | list[object] | str:
-    return value if isinstance(value, ast.AST | list) else repr(value)
-
-
-def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """Yield the fields of a node without docstrings, those of modules, functions, classes and
-    attributes.
-    """
-    for name, value in ast.iter_fields(node):
-        yield name, [x for x in value if not _is_text(x)] if isinstance(value, list) else value
-
-
-def _is_text(node: object) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+def _is_text(node: ast.Expr) -> bool:
+    """True for the docstring of a module, a function, a class or an attribute."""
+    return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _without_c_comments(text: str) -> str:

@@ -54,6 +54,7 @@ HANDING_ON = {
 }
 """Modules of `kgen/verify` that distribute work and record results. They have their own tests."""
 DIGEST = pytest.StashKey[str]()
+PROGRAMS = pytest.StashKey[dict[tuple[str, Path], list[str]]]()
 
 
 class OnRecord(Exception):
@@ -101,20 +102,32 @@ class Verdict:
             )
 
     def _digest(self, problem: Any, emitted: Iterable[Path | str]) -> str:
-        root, test = self.item.config.rootpath, self.item.path
-        of_family = f"kgen/kernels/{getattr(problem, 'kernel', '*')}"
-        own = ("__init__", "verify/**/*", "targets/*/__init__", "targets/*/compile*")
-        places = ("kgen/verify/**/*.py", *(f"{of_family}/{module}.py" for module in own))
-        modules = _imported((path for place in places for path in root.glob(place)), root)
-        helpers = _imported([test, root / "tests/conftest.py"], root / "tests", test.parent)
+        root, family = self.item.config.rootpath, getattr(problem, "kernel", "*")
         texts = [text for one in emitted for file in (one, *_beside(one)) for text in _texts(file)]
-        parts = [_name(self.item), _said(problem), *texts]
-        for path in sorted(modules | helpers):
-            parts.append(f"{path.relative_to(root)}\n{_program(path.read_bytes(), path.suffix)}")
+        parts = [_name(self.item), _said(problem), *texts, *self._deciding(family)]
         parts.append(_pinned(root) if _thorough(self.item) else _versions())
         return hashlib.sha256(
             "".join(f"{len(part)}\n{part}" for part in parts).encode()
         ).hexdigest()
+
+    def _deciding(self, family: str) -> list[str]:
+        """Return the programs of the modules that verify, and of those that the test imports.
+
+        They are read once in a session for each family and test file: hundreds of tests share them.
+        """
+        root, test = self.item.config.rootpath, self.item.path
+        known = self.item.config.stash.setdefault(PROGRAMS, {})
+        if (family, test) not in known:
+            of_family = f"kgen/kernels/{family}"
+            own = ("__init__", "verify/**/*", "targets/*/__init__", "targets/*/compile*")
+            places = ("kgen/verify/**/*.py", *(f"{of_family}/{module}.py" for module in own))
+            modules = _imported((path for place in places for path in root.glob(place)), root)
+            helpers = _imported([test, root / "tests/conftest.py"], root / "tests", test.parent)
+            known[family, test] = [
+                f"{path.relative_to(root)}\n{_program(path.read_bytes(), path.suffix)}"
+                for path in sorted(modules | helpers)
+            ]
+        return known[family, test]
 
 
 @lru_cache(1024)
