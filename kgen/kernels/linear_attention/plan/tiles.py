@@ -3,8 +3,9 @@
 A program always has a whole chunk of rows. Row 0 is for all chips without a row of their own, and
 fits into 99 KiB of shared memory. The tiles of states, output, values_back, pairs, pairs_back,
 inverse and solve were the fastest on an H200: K = V = 128, 8192 tokens, 32 value heads.
-So was the tile of solve_back without a decay by column. The other rows are the largest tiles that
-compile without spills for chunks of 64.
+So were the tiles of solve_back without a decay by column, and of decode for 64 and 256 states.
+finish and finish_back have 2048 and 4096 numbers. The other rows are the largest tiles that compile
+without spills for chunks of 64.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def _forward(plan: LinearAttentionPlan) -> dict[str, Table]:
         "output": {0: Tile(wide, BLOCK_K=32 if BT == 128 else 64, BLOCK_V=64)}
         | dict.fromkeys(RECENT, Tile(wide, BLOCK_K=min(k, 128), BLOCK_V=64)),
         "finish": {0: Tile(4, ROWS=2048 // v)},
-        "decode": {0: Tile(4, BLOCK_V=32)},
+        # 64 numbers of a state per thread. With one warp, sums over keys need no barrier.
+        "decode": {0: Tile(max(k // 128, 1), BLOCK_V=max(2048 // k, 16))},
     }
 
 
