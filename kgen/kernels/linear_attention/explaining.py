@@ -35,6 +35,7 @@ from kgen.pages.model import (
 )
 from kgen.pages.model import Formula as CodeBlock
 from kgen.pages.tables import counts
+from kgen.sizes import ELEMENT_SIZE
 from kgen.spec.load import Loaded
 
 
@@ -187,6 +188,8 @@ def _kernels(plan: LinearAttentionPlan) -> Iterator[Block]:
             moved = sum(one.bytes(h, hv) for one in own)
             count = sum(one.products(hv) for one in own)
             yield Prose(words(f"{name}: {moved:,.0f} bytes and {count:,.0f} multiplications."))
+    if "decode" in plan.spec.passes:
+        yield Prose(words(_step_words(plan)))
     if plan.backward:
         yield Prose(words(_saved_words(plan)))
 
@@ -194,6 +197,16 @@ def _kernels(plan: LinearAttentionPlan) -> Iterator[Block]:
 def _heads(plan: LinearAttentionPlan) -> tuple[int, int]:
     heads = plan.spec.heads
     return heads.qk or 1, heads.v or heads.ratio or 1
+
+
+def _step_words(plan: LinearAttentionPlan) -> str:
+    """Describe the bytes of a call of decode."""
+    dims = plan.spec.head_dim
+    size = 2 * dims.qk * dims.v * ELEMENT_SIZE[plan.spec.state_dtype]
+    return (
+        f"One kernel, decode, steps T tokens. It reads and writes each state once: {size:,} bytes "
+        "for each sequence and value head."
+    )
 
 
 def _saved_words(plan: LinearAttentionPlan) -> str:

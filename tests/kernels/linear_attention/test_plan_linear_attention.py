@@ -214,6 +214,14 @@ def test_facts_are_those_that_the_page_of_commands_lists() -> None:
     assert {name.strip("`") for row in listed for name in row.split(", ")} == {*facts}
 
 
+def test_a_step_is_explained() -> None:
+    lines = "state_dtype: bf16\npasses: [forward, decode]\n"
+    assert "reads and writes each state once: 65,536 bytes" in " ".join(
+        explained(spec(lines)).split()
+    )
+    assert "each state once" not in " ".join(explained(spec()).split())
+
+
 # --- benchmarks ------------------------
 
 
