@@ -26,10 +26,12 @@ from kgen.targets.arguments import Derivatives
 from kgen.targets.launching import ImportsLaunch
 from kgen.targets.ranks import FOLDER, SHARED
 from kgen.targets.signature import Signature
-from kgen.targets.triton.text import TORCH_DTYPES
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
-FILES = (*(SHIPPED / f"{n}.py" for n in ("shares", "kernels", "states")), *map(FOLDER.joinpath, SHARED))
+FILES = (
+    *(SHIPPED / f"{n}.py" for n in ("shares", "kernels", "states")),
+    *map(FOLDER.joinpath, SHARED),
+)
 """Runtime files of the package, identical for all specs."""
 KEYWORDS = ("group", "reduce_gradients")
 """The arguments that only the function over ranks has."""
