@@ -77,7 +77,10 @@ class Package(ImportsLaunch):
     signature: str
     arguments: Arguments
     derivatives: Derivatives
+    given: list[str]
+    """The tensors with the names of callers."""
     tensors: list[str]
+    """The same with the names of this file."""
     offsets: str
     """The argument with the offsets of packed sequences, or None."""
     reduce: list[str]
@@ -176,6 +179,7 @@ def _package(loaded: Loaded, package: str, part: str) -> Package:
         signature=str(Signature(own.tensors, own.required, tuple(defaults))),
         arguments=interface.arguments(spec.name),
         derivatives=interface.derivatives(),
+        given=[*map(interface.label, interface.tensors), "initial_state"],
         tensors=interface.tensors,
         offsets=", ".join(interface.packing) or "None",
         reduce=reduce,

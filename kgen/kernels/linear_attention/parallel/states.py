@@ -173,31 +173,30 @@ def forward(
     """Return the output, the final states, the states before the tokens of this rank, the factor of
     a state that passes through, and the tensors for backward.
     """
-    share, tokens = call.share, call.tokens
-    state, sent, factor = call.states(initial), None, None
-    if not share.enters:
-        o, final, saved = tokens.forward(state)
-        sent = final[share.leaving] if share.leaves else None
-    elif share.leaves:
-        sent, factor = _sent(call, state)
+    share, state = call.share, call.states(initial)
+    sent, factor = _sent(call, state) if share.leaves else (None, None)
     entering = received(call, sent, factor)
     if share.enters:
         assert state is not None
         assert entering is not None
         state[share.entering] = entering
-        o, final, saved = tokens.forward(state)
+    o, final, saved = call.tokens.forward(state)
     return o, final, state, factor, saved
 
 
 def _sent(call: Call, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the states that leave a rank, without the part that passes through, and its factor."""
+    """Return the states that leave a rank, without the part that passes through, and its factor.
+
+    The first rank also computes them before its output, because other ranks wait for them.
+    """
     share, tokens = call.share, call.tokens
     if share.carries:
         final, decay = tokens.final(None)
         return final, tokens.transition() if tokens.kernels.delta else decay
-    assert state is not None
-    own = tokens.run(share.starts[-2], share.starts[-1])
-    return own.final(state[share.leaving].contiguous())[0], None
+    if tokens.kernels.packed:
+        tokens = tokens.run(share.starts[-2], share.starts[-1])
+        state = None if state is None else state[share.leaving].contiguous()
+    return tokens.final(state)[0], None
 
 
 # --- backward ------------------------
@@ -260,7 +259,7 @@ def _sent_back(
 # --- the function ------------------------
 
 
-class _OverRanks(torch.autograd.Function):
+class _OverRanks(torch.autograd.Function):  # type: ignore[misc]
     """The output and the final states, and their gradients."""
 
     @staticmethod
@@ -285,7 +284,7 @@ class _OverRanks(torch.autograd.Function):
         return o, whole
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, do: Tensor | None, dwhole: Tensor | None) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
         kernels, options = call.tokens.kernels, call.options
@@ -365,6 +364,14 @@ def _agreed(
     return Call(options, tokens, tuple(shares), count)
 
 
+def require_local(name: str, *tensors: object) -> None:
+    """Raise `TypeError` for a DTensor: gradients of its other mesh dimensions would be lost."""
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(x, DTensor) for x in tensors):
+        raise TypeError(f"{name}: expected local tensors, got a DTensor: pass x.to_local()")
+
+
 def over_ranks(
     kernels: Kernels,
     tensors: Sequence[Tensor],
@@ -379,13 +386,8 @@ def over_ranks(
 
     Raises:
         Disagreement: on all ranks, if their calls differ or a rank is gone.
-        TypeError: a tensor is a DTensor.
         ValueError: `cu_seqlens` has wrong values.
     """
-    from torch.distributed.tensor import DTensor
-
-    if any(isinstance(x, DTensor) for x in (*tensors, initial)):
-        raise TypeError(f"{kernels.name}: expected local tensors, got a DTensor: pass x.to_local()")
     state = None if initial is None else initial.float()
     o, final = _OverRanks.apply(kernels, options, cu_seqlens, state, *tensors)
     return o, None if final is None else final.to(kernels.state_dtype)
