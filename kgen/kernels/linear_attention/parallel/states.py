@@ -2,8 +2,8 @@
 
 The state after the tokens of a rank is linear in the state before them: a matrix or a decay times
 the earlier state, plus the state that the rank computes from zeros. Ranks compute these terms at
-the same time, and gather them. Then each rank combines the terms of earlier ranks, in their order,
-and calls the kernels with the state before its tokens. Backward does the same with the gradients of
+the same time, and gather them. Then each rank combines the terms of earlier ranks, in their order.
+It calls the kernels with the state before its tokens. Backward does the same with the gradients of
 states, from the last rank to the first.
 """
 
@@ -167,12 +167,25 @@ def summed(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> list[Tensor]:
 # --- forward ------------------------
 
 
-def forward(
-    call: Call, initial: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, list[Tensor]]:
-    """Return the output, the final states, the states before the tokens of this rank, the factor of
-    a state that passes through, and the tensors for backward.
+@dataclass(frozen=True)
+class Done:
+    """The results of a rank's forward pass.
+
+    final: the states after its sequences.
+    state: the states before its tokens.
+    factor: the factor of a state that passes through.
+    saved: the tensors that the kernels keep for backward.
     """
+
+    o: Tensor
+    final: Tensor
+    state: Tensor | None
+    factor: Tensor | None
+    saved: list[Tensor]
+
+
+def forward(call: Call, initial: Tensor | None) -> Done:
+    """Call the kernels with the states of earlier ranks."""
     share, state = call.share, call.states(initial)
     sent, factor = _sent(call, state) if share.leaves else (None, None)
     entering = received(call, sent, factor)
@@ -181,7 +194,7 @@ def forward(
         assert entering is not None
         state[share.entering] = entering
     o, final, saved = call.tokens.forward(state)
-    return o, final, state, factor, saved
+    return Done(o, final, state, factor, saved)
 
 
 def _sent(call: Call, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -272,16 +285,16 @@ class _OverRanks(torch.autograd.Function):  # type: ignore[misc]
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         call = _agreed(kernels, options, cu_seqlens, initial, tensors)
-        o, final, state, factor, saved = forward(call, initial)
+        done = forward(call, initial)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(state, factor, *tensors, *saved)
+        ctx.save_for_backward(done.state, done.factor, *tensors, *done.saved)
         ctx.call, ctx.given = _with(call, ()), initial is not None
         if not options.final:
-            return o, None
+            return done.o, None
         whole, share = call.zeros(call.count), call.share
-        whole[share.first : share.ended] = final[: share.ended - share.first]
+        whole[share.first : share.ended] = done.final[: share.ended - share.first]
         dist.all_reduce(whole, group=call.group)
-        return o, whole
+        return done.o, whole
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]

@@ -169,11 +169,6 @@ PLANTED = {
         "final, decay = tokens.final(None)",
         "final, decay = tokens.final(state + 1)",
     ),
-    "gradient-of-others": (
-        "states.py",
-        "(3 + i for i in kernels.learned)",
-        "(3 + i for i in kernels.learned[::-1])",
-    ),
     "not-summed": ("states.py", "total += one", "pass"),
     "another-sequence": (
         "states.py",
