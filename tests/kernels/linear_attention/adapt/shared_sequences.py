@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,14 @@ def share_of(change: Tensor | None, rank: int, ranks: int) -> Tensor | None:
     return change * (0.25 if rank == 0 and ranks > 1 else 0.75 if rank + 1 == ranks > 1 else 0.0)
 
 
+THROUGH: dict[str, Callable[[Any], Any]] = {
+    "": lambda function: function,
+    "checkpoint": lambda function: partial(checkpoint, function, use_reentrant=False),
+    "compile": lambda function: torch.compile(function, backend="eager"),
+}
+"""Code between a model and the function, by name."""
+
+
 def run(job: dict[str, Any], group: dist.ProcessGroup) -> Any:
     """Run forward and backward on this rank. Rank 0 returns the checks of the results."""
     problem = problem_of(load(Path(job["spec"]))[0])
@@ -98,13 +107,7 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> Any:
         "o": inputs.cotangents["o"][:, lo:hi],
         "final_state": share_of(inputs.cotangents.get("final_state"), rank, ranks),
     }
-    function = getattr(package, problem.name)
-    if job.get("checkpointed"):
-        plain = function
-
-        def function(**given: Any) -> Any:
-            return checkpoint(plain, **given, use_reentrant=False)
-
+    function = THROUGH[job.get("through", "")](getattr(package, problem.name))
     more = {"group": group} | job.get("more", {})
     got = results(function, problem, own, changes, more)
     heard: list[Any] = [None] * ranks

@@ -74,7 +74,7 @@ CALLS = (
     Over(
         *("values-wider", "delta_rule", (10, 12, 11), (), "dbeta"),
         {"head_dim": {"qk": 64, "v": 128}, "state_dtype": "bf16"},
-        {"checkpointed": True},
+        {"through": "checkpoint"},
     ),
     Over(
         *("parts", "mamba2", LENGTHS, (), "ddt da_log ddt_bias dd", {}),
@@ -82,6 +82,7 @@ CALLS = (
     ),
     Over("eight", "gated_delta_rule", EIGHT, (3, 0, 20, 9), OF_DELTA, PACKED),
     Over("eight-whole", "mamba2", EIGHT, (), "ddt da_log ddt_bias dd"),
+    Over(*("compiled", "retnet", (9, 12)), job={"through": "compile"}),
     Over("two", "kda", (30, 9), (), "dg da_log ddt_bias db"),
 )
 
