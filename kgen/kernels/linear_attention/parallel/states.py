@@ -9,7 +9,9 @@ states, from the last rank to the first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -402,9 +404,21 @@ def over_ranks(
         ValueError: `cu_seqlens` has wrong values.
     """
     state = None if initial is None else initial.float()
-    o, final = _OverRanks.apply(kernels, options, cu_seqlens, state, *tensors)
+    o, final = _applied()(kernels, options, cu_seqlens, state, *tensors)
     return o, None if final is None else final.to(kernels.state_dtype)
 
 
-# The effect of torch.compiler.disable, without its import of all of torch.compile.
+# Dynamo does not trace this function. The attribute is that of torch.compiler.disable, which would
+# import all of torch.compile here.
 over_ranks._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _applied() -> Callable[..., Any]:
+    """Return the function with gradients. Dynamo, if it is loaded, does not trace its calls."""
+    apply: Callable[..., Any] = _OverRanks.apply
+    return _untraced(apply) if "torch._dynamo" in sys.modules else apply
+
+
+@functools.cache
+def _untraced(apply: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compiler.disable(apply)  # type: ignore[no-any-return]
