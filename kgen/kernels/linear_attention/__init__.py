@@ -19,5 +19,8 @@ FAMILY = Family(
     ),
     varies={"dtype": dtype_of("q"), "head_dim": HEAD_DIM},
     names_give_way=True,
-    adapters={"fla": Lazy("kgen.kernels.linear_attention.adapt.fla:adapter")},
+    adapters={
+        "context_parallel": Lazy("kgen.kernels.linear_attention.adapt.context_parallel:adapter"),
+        "fla": Lazy("kgen.kernels.linear_attention.adapt.fla:adapter"),
+    },
 )

@@ -32,14 +32,15 @@ from kgen.spec.common import ParamSpec
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
 from kgen.targets.arguments import Derivatives, Refused, cast_lines, dense, numbers_of
+from kgen.targets.ranks import FOLDER, SHARED
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 RUNS_BESIDE = (
-    "sharding kernel_calls planning merging partial_sums queries agreement peer_memory transfers "
+    "sharding kernel_calls planning merging partial_sums queries peer_memory transfers "
     "key_gradients exchange call_plans runtime layout"
 )
 FILES = tuple(f"{name}.py" for name in RUNS_BESIDE.split())
-"""Runtime files of the package, identical for all specs."""
+"""Runtime files of the package, identical for all specs, without those that families share."""
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
@@ -54,9 +55,9 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     _require_names(variants[0])
     package = _package(_Facts(variants[0], part, parts))
     files = {"__init__.py": render_source(variants[:1], Source("__init__.py", package))}
-    for file in FILES:
-        shipped = (SHIPPED / file).read_text(encoding="utf-8")
-        files[file] = render_source(variants, Source(file, Verbatim(shipped)))
+    for file in (*(SHIPPED / name for name in FILES), *(FOLDER / name for name in SHARED)):
+        shipped = file.read_text(encoding="utf-8")
+        files[file.name] = render_source(variants, Source(file.name, Verbatim(shipped)))
     made = {name: files}
     made |= {f"{name}/{folder}": dict(texts) for folder, texts in render_variants(parts).items()}
     said = Source("spec.yaml", Verbatim(text))

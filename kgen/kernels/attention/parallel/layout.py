@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .agreement import Words
 from .call_plans import Kernels, check, mask_of, reading, stands_for
+from .groups import group_of, resolved
 from .planning import Plan, chosen, encoded, planned, sharded, work
 from .transfers import gathered
 
@@ -35,7 +36,7 @@ class Layout:
     def _rank(self, rank: int | None) -> int:
         if rank is not None:
             return rank
-        group = _group(self.group)
+        group = resolved(self.group)
         if (size := dist.get_world_size(group)) != self.plan.ranks:
             raise ValueError(
                 f"the plan is for {self.plan.ranks} ranks, the group has {size}: pass `rank`, or "
@@ -66,7 +67,7 @@ class Layout:
 
         Raises `ValueError` on all ranks if one has another number of rows than the plan.
         """
-        side, group = self.plan.kv if keys else self.plan.q, _group(self.group)
+        side, group = self.plan.kv if keys else self.plan.q, resolved(self.group)
         lengths = [side.local(rank) for rank in range(side.ranks)]
         rows = x.shape[dim]
         there = [
@@ -120,7 +121,7 @@ def laid_out(
             f"{ranks}"
         )
     number, group = (ranks, None) if type(ranks) is int else (None, group_of(ranks))
-    number = dist.get_world_size(_group(group)) if number is None else number
+    number = dist.get_world_size(resolved(group)) if number is None else number
     check(kernels, lengths, given)
     with reading(kernels):
         mask = mask_of(kernels, given, lengths, *sizes)
@@ -138,30 +139,7 @@ def laid_out(
     return Layout(plan, sharding, numbers, group, counted, kernels.packed)
 
 
-# --- groups ------------------------
-
-
-def group_of(group: Any) -> str:
-    """Return the name of a process group, or of a one-dimensional DeviceMesh's group (default: all
-    ranks).
-
-    Raises `TypeError` for anything else, and `ValueError` if there is no process group.
-    """
-    if group is None:
-        group = dist.group.WORLD
-    elif not isinstance(group, dist.ProcessGroup):
-        if not hasattr(group, "get_group"):
-            raise TypeError(f"expected a process group or a DeviceMesh, got {group!r}")
-        group = group.get_group()
-    if group is None:
-        raise ValueError(
-            "there is no process group: call torch.distributed.init_process_group first"
-        )
-    return str(group.group_name)
-
-
-def _group(name: str | None) -> dist.ProcessGroup:
-    return dist.distributed_c10d._resolve_process_group(group_of(None) if name is None else name)
+# --- DTensors ------------------------
 
 
 def local(

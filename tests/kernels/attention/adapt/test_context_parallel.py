@@ -4,18 +4,16 @@ against float64.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
+from support.running.several_ranks import launched, written
 
 from kgen.diagnostics import KgenError
 from kgen.kernels.attention.adapt.context_parallel import adapter
@@ -122,10 +120,16 @@ CALLS = [
     ("bf16", 2, {}, {"through": "autocast"}),
     ("number", 2, {}, {"gathered": False}),
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30, 34, 36, 37}
-"""Indices of the cases that run at every change: gathered keys and steps, on two and three
-ranks.
+SAMPLE = {4, 5, 7, 12, 18, 22, 23, 26, 30}
+"""Indices of the cases that run at every change, with few heads: gathered keys and steps, peer
+memory, and kernels that fail. `--all` runs every case with all heads and ranks.
 """
+FEW = {"batch": 1, "heads_kv": 1}
+"""The sizes of the sample."""
+SIZES = {22: {"batch": 1}, 23: {}}
+"""The sizes of cases whose mistakes do not show with one head or one sequence."""
+TWO_RANKS = {4, 5, 12, 18}
+"""The cases of the sample that run on two ranks instead of three."""
 WRONG = [
     ("heads", True),
     ("dtype", True),
@@ -142,55 +146,22 @@ WRONG = [
 ]
 
 
-def launched(folder: Path, jobs: Sequence[dict[str, Any]], seconds: float) -> list[list[Any]]:
-    """Return the lines that each rank wrote about its calls."""
-    (folder / "jobs.json").write_text(json.dumps(list(jobs)))
-    world = max(job["ranks"] for job in jobs)
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    command = [sys.executable, ranks.__file__]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), str(folder)], env=environment, stderr=subprocess.PIPE
-        )
-        for rank in range(world)
-    ]
-    end = time.monotonic() + seconds
-    said = []
-    try:
-        for process in processes:
-            said.append(process.communicate(timeout=end - time.monotonic())[1].decode()[-3000:])
-    finally:
-        for process in processes:
-            process.kill()
-    written = [folder / f"rank{rank}.jsonl" for rank in range(world)]
-    found = [[json.loads(line) for line in path.read_text().splitlines()] for path in written]
-    wanted = sum(1 for job in jobs if job["ranks"] >= 1)
-    assert len(found[0]) == wanted, "\n".join(said)
-    return found
-
-
 @pytest.fixture(scope="module")
 def calls(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> dict[int, Any]:
+) -> dict[tuple[int, bool], Any]:
     """The results of all selected cases, from one start of the processes, because starting takes
     longer than the kernels.
     """
     folder = tmp_path_factory.mktemp("ranks")
     asked = {
-        item.callspec.params["number"]
+        (item.callspec.params["number"], item.callspec.params["few"])
         for item in request.session.items
         if getattr(item, "originalname", "") == "test_ranks_give_what_one_gives"
     }
     jobs = {}
-    for number, (name, size, case, more) in enumerate(CALLS):
-        if number not in asked:
-            continue
+    for number, few in sorted(asked):
+        name, size, case, more = CALLS[number]
         path = folder / f"small_{name}.yaml"
         if not path.exists():
             dtype = {"several": "[fp32, fp16]", "bf16": "bf16"}.get(
@@ -199,33 +170,34 @@ def calls(
             path.write_text(SMALL.format(name=f"small_{name}", dtype=dtype, rest=SPECS[name]))
             write(folder, path)
         case = {"name": f"{name}-{number}", "sq": 90, "sk": 90, "batch": 2, "heads_kv": 2} | case
-        jobs[number] = {"spec": str(path), "ranks": size, "case": case, **more}
-    return dict(zip(jobs, launched(folder, [*jobs.values()], 280)[0], strict=True))
+        case |= SIZES.get(number, FEW) if few else {}
+        size = 2 if few and number in TWO_RANKS else size
+        jobs[number, few] = {"spec": str(path), "ranks": size, "case": case, **more}
+    return dict(zip(jobs, launched(ranks.__file__, folder, [*jobs.values()], 280)[0], strict=True))
 
 
 def write(folder: Path, path: Path) -> None:
     """Write the package of a spec."""
-    made = adapter(load(path))
-    for place, files in made.folders.items():
-        (folder / place).mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / place / name).write_text(text)
+    written(folder, adapter(load(path)))
+
+
+def case_of(number: int, few: bool) -> Any:
+    """Return the parameters of one case."""
+    name, size, _, more = CALLS[number]
+    words = f"{name}-{size}{more.get('through', '')}{'-few' if few else ''}"
+    return pytest.param(number, few, id=words, marks=[] if few else pytest.mark.thorough)
 
 
 @pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(
-            number,
-            id=f"{name}-{size}{more.get('through', '')}",
-            marks=[] if number in SAMPLE else pytest.mark.thorough,
-        )
-        for number, (name, size, _, more) in enumerate(CALLS)
-    ],
+    ("number", "few"),
+    [case_of(number, False) for number in range(len(CALLS))]
+    + [case_of(number, True) for number in sorted(SAMPLE)],
 )
-def test_ranks_give_what_one_gives(number: int, calls: dict[int, Any]) -> None:
+def test_ranks_give_what_one_gives(
+    number: int, few: bool, calls: dict[tuple[int, bool], Any]
+) -> None:
     name = CALLS[number][0]
-    rows = calls[number]
+    rows = calls[number, few]
     wanted = {"out", "lse"} | ({"dq", "dk", "dv"} if name != "cache" else set())
     wanted |= {"learned": {"dcalled"}, "bias": {"dbias"}, "number": {"dgain"}}.get(name, set())
     wanted |= {"dsinks"} if name in ("sinks", "sunk", "lens") else set()
@@ -252,7 +224,7 @@ def test_ranks_that_differ_raise(last: str, tmp_path: Path) -> None:
     brief = {"ranks": 3, "of": "small_window", "columns": 16, "peers": True, "brief": True}
     late = ["heads", "dtype", "pass"] if last == "gone" else []
     jobs += [{**brief, "mistake": mistake} for mistake in late]
-    found = launched(tmp_path, [*jobs, {"ranks": 3, "mistake": last}], 120)
+    found = launched(ranks.__file__, tmp_path, [*jobs, {"ranks": 3, "mistake": last}], 120)
     words = {
         "heads": rf"{RANKS} differ in shapes and dtypes of q, k and v, which is ",
         "dtype": rf"{RANKS} differ in shapes and dtypes of q, k and v, which is ",
@@ -305,7 +277,7 @@ def test_stock_specs_over_ranks(path: Path, size: int, tmp_path: Path) -> None:
         "gathered": number % 3 == 0,
     }
     job |= {"peers": number % 2 == 0, "brief": number // 4 % 2 == 0}
-    rows = launched(tmp_path, [job], 1700)[0][0]
+    rows = launched(ranks.__file__, tmp_path, [job], 1700)[0][0]
     assert rows
     assert all(row["ok"] for row in rows), rows
 
@@ -380,7 +352,7 @@ def test_a_mistake_is_found(name: str, tmp_path: Path) -> None:
     job |= {"peers": name in PEERS | BY_STEPS, "brief": name in BRIEF}
     if name in BY_STEPS:
         job["sharding"] = "contiguous"
-    rows = launched(tmp_path, [job], 250)[0][0]
+    rows = launched(ranks.__file__, tmp_path, [job], 250)[0][0]
     assert not all(row["ok"] for row in rows), rows
 
 

@@ -11,9 +11,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs/context-parallel-protocol.md").read_text(encoding="utf-8")
+FOLDERS = ("kgen/targets/ranks", "kgen/kernels/attention/parallel")
 TEXTS = {
-    path.stem: path.read_text(encoding="utf-8")
-    for path in (ROOT / "kgen/kernels/attention/parallel").glob("*.py")
+    path.relative_to(ROOT): path.read_text(encoding="utf-8")
+    for folder in FOLDERS
+    for path in (ROOT / folder).glob("*.py")
 }
 SENDING = {
     *(

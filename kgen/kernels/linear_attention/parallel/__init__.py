@@ -1,0 +1,3 @@
+"""Linear attention over sequences that are sharded over ranks: the runtime, which is emitted
+unchanged.
+"""

@@ -1,0 +1,3 @@
+"""The names of `kgen/targets/ranks/groups.py`, which packages contain under this name."""
+
+from kgen.targets.ranks.groups import resolved as resolved
