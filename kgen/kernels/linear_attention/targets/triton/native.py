@@ -86,9 +86,8 @@ class LayerHeader(Header):
     recurrence: tuple[str, ...]
     """The steps of a token, in words of the spec."""
     head_words: str
-    sequences: str
     chunks: str
-    """The definition of S."""
+    """The sentence that defines the numbers of sequences and chunks."""
     scale: str
     """The default of `scale`, in words."""
     arguments: Arguments
@@ -205,7 +204,10 @@ class _Calls:
     def header(self) -> LayerHeader:
         """Return the header."""
         spec, plan = self.spec, self.plan
-        chunks = f"T / {spec.chunk_size} + N" if spec.varlen else f"B * ceil(T / {spec.chunk_size})"
+        BT = spec.chunk_size
+        chunks = f"chunks is floor(T / {BT}) + N, the room for all chunks of N packed sequences"
+        if not spec.varlen:
+            chunks = f"There are N = B sequences of NT = ceil(T / {BT}) chunks; chunks is B * NT"
         return LayerHeader(
             name=self.name,
             license=self.license,
@@ -215,7 +217,6 @@ class _Calls:
             V=spec.head_dim.v,
             recurrence=tuple(recurrence(plan)),
             head_words=self.interface.head_words(),
-            sequences="N packed sequences" if spec.varlen else "N = B sequences",
             chunks=chunks,
             scale=self.interface.docstring().scale,
             arguments=self.arguments,

@@ -16,6 +16,8 @@ from kgen.targets.native import DTYPES, WORDS, Tensor, fixed, member
 
 FAR_TOKENS, FAR_COLUMNS = 24, 23
 """Limits of strides, as powers of two: kernels multiply positions by strides in 32 bits."""
+CALLED = {"slots": "chunks"}
+"""Sizes that have another name in headers."""
 ENDS = row("add", Name("N"), fixed(1))
 """The size of the tensor with the ends of sequences."""
 MEMBERS = (
@@ -98,7 +100,7 @@ def arguments_of(plan: LinearAttentionPlan, called: Mapping[str, str]) -> Argume
     final = "written unless data is NULL: the state after each sequence"
     chunk = f"written unless data is NULL: the state after each {plan.spec.chunk_size} tokens of a "
     chunk += "sequence, and after its last token"
-    after = "the state after each token, any strides; NULL if it is not wanted"
+    after = "written unless data is NULL: the state after each token"
     token = spelled.argument(
         "token_states", ("B", "T", "HV", *spelled.of_state), "fp32", after, stride="states"
     )
@@ -122,9 +124,7 @@ def arguments_of(plan: LinearAttentionPlan, called: Mapping[str, str]) -> Argume
             "dinitial_state", states, dtype, "written unless data is NULL", contiguous=True
         ),
         learned=tuple(spelled.learned()) if plan.backward else (),
-        state=spelled.argument(
-            "state", states, dtype, "updated in place, any strides", stride="state"
-        ),
+        state=spelled.argument("state", states, dtype, "updated in place", stride="state"),
         token_states=token,
     )
 
@@ -157,7 +157,7 @@ class _Spelled:
         stride: str = "",
     ) -> Argument:
         """Return a tensor that each spec has. `said` follows its shape and dtype."""
-        words = f"[{', '.join(map(str, sizes))}] {WORDS[dtype]}"
+        words = f"[{', '.join(CALLED.get(str(n), str(n)) for n in sizes)}] {WORDS[dtype]}"
         words += ", contiguous" if contiguous else ""
         words += f": {said}" if said else ""
         first = f"stride_{stride}_b" if stride else ""
@@ -235,8 +235,8 @@ class _Spelled:
         dtype = made.dtype or self.spec.buffers[name].dtype
         said = "written"
         if parts:
-            heads = summed_over_heads(self.plan, name)
-            said += f", parts whose sum over the first {'two dimensions' if heads else 'one'} is "
+            heads = "two dimensions" if Steps(self.plan).shared(name) else "dimension"
+            said += f", parts whose sum over the first {heads} is "
             said += f"a term of the gradient of {label}" if of > 1 else f"the gradient of {label}"
         elif of > 1:
             said += f", a term of the gradient of {label}: add all terms"
@@ -245,11 +245,6 @@ class _Spelled:
             made.name, own, self.own(own), sizes, dtype, words, contiguous=True, widest="INT32_MAX"
         )
         return Learned(found, label, parts)
-
-
-def summed_over_heads(plan: LinearAttentionPlan, name: str) -> bool:
-    """Return True if parts of the gradient of a buffer have heads that the buffer does not have."""
-    return Steps(plan).shared(name)
 
 
 def _axis(size: str) -> str:
@@ -272,7 +267,7 @@ def _words(plan: LinearAttentionPlan, one: Count) -> str:
     """Return a size of parts of a gradient, for readers."""
     match one.factors:
         case (str(name),):
-            return "S" if name == "slots" else name
+            return CALLED.get(name, name)
         case (int(number),):
             return str(number)
     return f"B * ceil(T / {rows_of(plan)})"
