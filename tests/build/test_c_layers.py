@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,13 @@ output: w[c] * o * silu(z[t, h, c])
 passes: [forward, backward, decode]
 """
 """Forward keeps tensors for backward, and gradients of a buffer of all heads are sums of parts."""
-LAYER = ROWS.replace("name: rows", "name: layer") + "varlen: true\n"
+PACKED = {
+    "name: rows": "name: layer\nvarlen: true",
+    "decay: -exp(a_log[h]) * softplus(a[t, h])": "decay: exp(a_log[h]) * a[t, h]",
+    "beta: sigmoid(b[t, h])": "beta: b[t, h]",
+}
+LAYER = functools.reduce(lambda text, change: text.replace(*change), PACKED.items(), ROWS)
+"""Packed sequences, and a decay and a beta that need bounded buffers."""
 SCAN = """kernel: linear_attention
 name: scan
 dtype: fp16

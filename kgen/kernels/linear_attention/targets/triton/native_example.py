@@ -24,8 +24,10 @@ from kgen.targets.native import File, prefix_of
 from kgen.targets.native_reference import Sized, in_cpp, sized, spelled, two_of
 
 BATCH = 2
-ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
-"""Tolerances by dtype, relative to the largest magnitude."""
+ERRORS = {"bf16": 4e-2, "fp16": 8e-3, "fp32": 8e-3}
+"""Tolerances by dtype, relative to the largest magnitude. A norm of small outputs magnifies their
+rounding.
+"""
 RANGES = ((-1.0, 1.0), (-1.0, 0.0), (0.0, 1.0))
 """The ranges of random numbers in buffers of decay and beta, of which the first that fits is
 used.
@@ -68,6 +70,7 @@ class Slope:
 class Expression:
     """An expression of the spec, and the buffers that get gradients through it."""
 
+    field: str
     body: str
     slopes: tuple[Slope, ...]
 
@@ -135,10 +138,10 @@ class LayerExample(File):
         return self.decay is not None or self.beta is not None
 
     @property
-    def expressions(self) -> Mapping[str, Expression]:
-        """The expressions of the spec by name."""
-        found = {name: getattr(self, name) for name in FIELDS}
-        return {name: one for name, one in found.items() if one is not None}
+    def expressions(self) -> tuple[Expression, ...]:
+        """The expressions of the spec."""
+        found = (self.decay, self.beta, self.skip, self.output_gate, self.output)
+        return tuple(one for one in (*found, self.q_map, self.k_map) if one is not None)
 
 
 def layer_example(
@@ -231,7 +234,7 @@ def _expression(
     names |= {name: f"at.b_{name}" for name in plan.buffers}
     learned = [n for n in plan.learned if n in formula.slopes and not is_zero(formula.slopes[n])]
     slopes = tuple(Slope(_value(plan, inputs, n), f"sum_{n}") for n in learned)
-    return Expression(in_cpp(values(formula.tree), names), slopes)
+    return Expression(field, in_cpp(values(formula.tree), names), slopes)
 
 
 def _tensors(plan: LinearAttentionPlan, arguments: Arguments) -> list[Argument]:
@@ -268,11 +271,10 @@ def _drawn(
     ranges = _ranges(plan, sizes)
     for name, own in members.items():
         low, high = ranges.get(name, (-1.0, 1.0))
-        draw = "1.0" if (low, high) == (-1.0, 1.0) else _between(low, high)
-        # The delta rule diverges for keys longer than 1.
-        yield Drawn(
-            own, f"std::sqrt(1.0 / {plan.spec.head_dim.qk})" if unit and name == "k" else draw
-        )
+        draw = "1.0" if (low, high) == (-1.0, 1.0) else _between(high)
+        if unit and name == "k":  # the delta rule diverges for keys longer than 1
+            draw = f"std::sqrt(1.0 / {plan.spec.head_dim.qk})"
+        yield Drawn(own, draw)
     others = [arguments.initial_state]
     others += [arguments.do, arguments.dfinal_state] if plan.backward else []
     for one in others:
