@@ -57,7 +57,8 @@ SIZES: Mapping[str, Sequence[int]] = {
 """Default values of the sizes that a spec leaves open.
 
 `gqa`: query heads per KV head. `batch`: sequences that decode together, rounded up to a power of
-two. `width`: width of a norm. `heads`: heads of a norm, or heads of q and k of chunk output.
+two. `width`: width of a norm. `heads`: heads of a norm, or heads of q and k of chunk output and
+linear attention.
 """
 SETTINGS = ("TRITON_", "MLIR_", "LLVM_", "NVPTX_", "DISABLE_", "ENABLE_", "PTXAS_", "CUTE_DSL_")
 """Prefixes of environment variables that change the machine code. They are unset: equal inputs give

@@ -29,7 +29,8 @@ Gqa = Annotated[
         max=MOST["gqa"],
         metavar="N",
         help="Query heads per KV head, for specs with `gqa: any`. "
-        "For chunk_output: heads of v per head of q. Repeatable.",
+        "For chunk_output and linear_attention: heads of v per head of q. "
+        "Repeatable.",
     ),
 ]
 Batch = Annotated[
@@ -58,7 +59,7 @@ Heads = Annotated[
         max=MOST["heads"],
         metavar="N",
         help="Number of heads, for norms with an axis of heads (`heads: any`). "
-        "For chunk_output: heads of q and k. Repeatable.",
+        "For chunk_output and linear_attention: heads of q and k. Repeatable.",
     ),
 ]
 

@@ -138,10 +138,17 @@ static inline int kgen_check_workspace(const char *function, const void *workspa
     return KGEN_OK;
 }
 
+/* Fill elements of 2 or more bytes with zeros. The driver's words of 4 bytes must be aligned. */
 static inline int kgen_zeros(void *memory, int64_t bytes, CUstream stream)
 {
-    if (bytes) {
-        KGEN_CU(cuMemsetD32Async, (unsigned long long)(uintptr_t)memory, 0, (size_t)bytes / 4, stream);
+    const unsigned long long address = (unsigned long long)(uintptr_t)memory;
+    if (!bytes) {
+        return KGEN_OK;
+    }
+    if (address % 4 || bytes % 4) {
+        KGEN_CU(cuMemsetD16Async, address, 0, (size_t)bytes / 2, stream);
+    } else {
+        KGEN_CU(cuMemsetD32Async, address, 0, (size_t)bytes / 4, stream);
     }
     return KGEN_OK;
 }

@@ -95,6 +95,7 @@ static struct {
     int (*cuModuleGetFunction)(void **, void *, const char *);
     int (*cuFuncSetAttribute)(void *, int, int);
     int (*cuLaunchKernelEx)(const kgen_config *, void *, void **, void **);
+    int (*cuMemsetD16Async)(unsigned long long, unsigned short, size_t, CUstream);
     int (*cuMemsetD32Async)(unsigned long long, unsigned int, size_t, CUstream);
     int (*cuMemcpy2DAsync)(const kgen_copy *, CUstream);
     int (*cuTensorMapEncodeTiled)(void *, int, unsigned int, void *, const uint64_t *, const uint64_t *,
@@ -130,6 +131,7 @@ static inline void kgen_find_driver(void)
     kgen_symbol(library, "cuModuleGetFunction", &kgen_cu.cuModuleGetFunction, 1);
     kgen_symbol(library, "cuFuncSetAttribute", &kgen_cu.cuFuncSetAttribute, 1);
     kgen_symbol(library, "cuLaunchKernelEx", &kgen_cu.cuLaunchKernelEx, 1);
+    kgen_symbol(library, "cuMemsetD16Async", &kgen_cu.cuMemsetD16Async, 1);
     kgen_symbol(library, "cuMemsetD32Async", &kgen_cu.cuMemsetD32Async, 1);
     kgen_symbol(library, "cuMemcpy2DAsync_v2", &kgen_cu.cuMemcpy2DAsync, 1);
     /* From CUDA 12, and optional: only some kernels use it. */

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from support.packages.c_calls import (
     Case,
-    Launches,
     attention_launches,
     chunk_launches,
+    differences,
     norm_launches,
 )
+from support.packages.c_layers import LAYER_CASES, layer_launches
 from support.packages.c_on_paper import Library, Paper, loaded_package, packages_on_paper
 
 from kgen.kernels.attention.schedules.decode.plan import decodes
@@ -23,7 +24,7 @@ from kgen.spec.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = ("causal_alibi", "varlen_alibi", "decode_gqa", "causal_images", "layer_norm")
-FEW += ("gated_delta_output_varlen", "retention_output")
+FEW += ("gated_delta_output_varlen", "retention_output", "retnet")
 MANY = (
     *(
         "causal",
@@ -46,6 +47,7 @@ MANY = (
     ),
     *("prefix_lm", "softcap_causal", "siglip", "varlen_causal", "head_scale", "relative_bias"),
     *("gated_delta_output", "gated_delta_output_fla", "linear_attention_output"),
+    *("gated_delta_rule", "gated_delta_net", "kda", "gla", "mamba2", "linear_attention_elu"),
     *("decode_alibi", "decode_sliding_window", "decode_paged", "natten_2d", "block_sparse"),
 )
 """Other stock specs that are called from C."""
@@ -115,7 +117,12 @@ CHUNK_CASES = (
     Case(heads=8, sq=0, sk=0, spare=1),
     Case(heads=8, sq=70, spare=2),
 )
-LAUNCHES = {"attention": attention_launches, "norm": norm_launches, "chunk_output": chunk_launches}
+LAUNCHES = {
+    "attention": attention_launches,
+    "norm": norm_launches,
+    "chunk_output": chunk_launches,
+    "linear_attention": layer_launches,
+}
 
 
 def compared(package: Path, name: str, arch: int) -> list[str]:
@@ -135,6 +142,8 @@ def cases_of(loaded: Any) -> list[Case]:
     """Return the cases that a spec accepts."""
     if loaded.spec.kernel == "chunk_output":
         return [c for c in CHUNK_CASES if loaded.spec.varlen or not c.spare]
+    if loaded.spec.kernel == "linear_attention":
+        return [*LAYER_CASES]
     if loaded.spec.kernel == "norm":
         width = loaded.spec.width
         if loaded.spec.heads is not None:
@@ -149,29 +158,6 @@ def cases_of(loaded: Any) -> list[Case]:
     # Packed sequences without queries still launch programs, and the pointer of an empty
     # log-sum-exp is NULL.
     return [c for c in CASES if (not tied or c.sq == c.sk) and (c.sq or not loaded.spec.varlen)]
-
-
-def differences(want: Launches, got: Launches) -> list[str]:
-    """Return the differences by pass, launch and property."""
-    found = []
-    for pass_, launches in want.items():
-        names, others = ([one["kernel"] for one in side] for side in (launches, got[pass_]))
-        if names != others:
-            found.append(f"{pass_}: {names} and not {others}")
-            continue
-        for one, other in zip(launches, got[pass_], strict=True):
-            parts = one["parameters"]
-            found += [
-                f"{pass_} {one['kernel']} {n}: {parts[n]} and not {other['parameters'].get(n)}"
-                for n in parts
-                if parts[n] != other["parameters"].get(n)
-            ]
-            found += [
-                f"{pass_} {one['kernel']} {n}"
-                for n in one
-                if n != "parameters" and one[n] != other[n]
-            ]
-    return found
 
 
 @pytest.mark.parametrize("arch", [80, 90])

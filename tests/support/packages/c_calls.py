@@ -397,3 +397,26 @@ def parts_of_dg(launcher: ModuleType, arch: int) -> tuple[int, int]:
     width, table = launcher.K.value, launcher._DQDK_TILES
     own = launcher._tile(table, arch)["BLOCK_K"]
     return width // own, max(width // tile["BLOCK_K"] for _, tile in table)
+
+
+def differences(want: Launches, got: Launches) -> list[str]:
+    """Return the differences by pass, launch and property."""
+    found = []
+    for pass_, launches in want.items():
+        names, others = ([one["kernel"] for one in side] for side in (launches, got[pass_]))
+        if names != others:
+            found.append(f"{pass_}: {names} and not {others}")
+            continue
+        for one, other in zip(launches, got[pass_], strict=True):
+            parts = one["parameters"]
+            found += [
+                f"{pass_} {one['kernel']} {n}: {parts[n]} and not {other['parameters'].get(n)}"
+                for n in parts
+                if parts[n] != other["parameters"].get(n)
+            ]
+            found += [
+                f"{pass_} {one['kernel']} {n}"
+                for n in one
+                if n != "parameters" and one[n] != other[n]
+            ]
+    return found

@@ -4,10 +4,11 @@ compile.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from kgen.kernels.linear_attention.verify.inputs import (
     OUTPUTS,
     Case,
     Inputs,
+    States,
     call,
     cases,
     decode_cases,
@@ -275,37 +277,57 @@ def compile_calls(
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Yield calls without and with gradients, aligned to 16 and not aligned, and with states.
 
-    With `sizes`, for a package, offsets of packed sequences have each of their dtypes.
+    With `sizes`, for a package, tensors are contiguous: strides of tokens are constants. Calls have
+    every combination of states, and each dtype of offsets and of states after tokens.
     """
-    length = 4 * problem.chunk_size
-    heads = problem.heads or 2
-    for case in (
-        Case("aligned", (length,), heads=heads),
-        Case("strided", (length - 1,), heads=heads, layout="guarded", do="strided"),
-        Case("states", (length,), heads=heads, within=problem.state_dtype),
-    ):
+    for case in _compiled_cases(problem, bool(sizes)):
         yield case.name, partial(_compile, problem, case, bool(sizes))
     if "decode" in problem.passes:
-        yield "decode", partial(_compile_steps, problem)
+        yield "decode", partial(_compile_steps, problem, bool(sizes))
 
 
-def _compile_steps(problem: Problem, function: Any) -> None:
+def _compiled_cases(problem: Problem, package: bool) -> Iterator[Case]:
+    length, heads, dtype = 4 * problem.chunk_size, problem.heads or 2, problem.state_dtype
+    aligned = Case("aligned", (length,), heads=heads)
+    yield aligned
+    if not package:
+        odd = replace(aligned, name="strided", lengths=(length - 1,))
+        yield replace(odd, layout="guarded", do="strided")
+        yield replace(aligned, name="states", within=dtype)
+        return
+    # With few heads, a row of a buffer [T, HV] begins at a multiple of 16 only for some lengths.
+    yield replace(aligned, name="odd", lengths=(length - 1,))
+    for states, within in itertools.product(get_args(States), (None, dtype)):
+        words = f"states-{states}" if within is None else f"states-{states}-within"
+        yield replace(aligned, name=words, states=states, within=within)
+
+
+def _compile_steps(problem: Problem, package: bool, function: Any) -> None:
     inputs = draw(problem, decode_cases(problem, quick=True)[0], "cpu")
     tensors = {"state" if n == STATE else n: x for n, x in inputs.tensors.items()}
     keywords = {n: x for n, x in inputs.keywords.items() if n not in ASKED.values()}
     function = function.__globals__[f"{problem.name}_decode"]
-    function(**tensors, **keywords)
     shape = (*tensors["v"].shape[:3], problem.head_qk, problem.head_v)
-    function(**tensors, **keywords, states=torch.empty(shape))
+    for kinds in _in_dtypes(keywords, package):
+        function(**tensors, **kinds)
+        for dtype in (torch.float32, torch.bfloat16)[: 1 + package]:
+            function(**tensors, **kinds, states=torch.empty(shape, dtype=dtype))
 
 
-def _compile(problem: Problem, case: Case, in_all_dtypes: bool, function: Any) -> None:
-    inputs = draw(problem, case, "cpu")
-    starts = inputs.keywords.get("cu_seqlens")
-    wide = [torch.int32, torch.int64] if in_all_dtypes and starts is not None else [None]
-    for dtype in wide:
-        if dtype is not None and starts is not None:
-            inputs.keywords["cu_seqlens"] = starts.to(dtype)
+def _in_dtypes(keywords: Mapping[str, Any], package: bool) -> Iterator[dict[str, Any]]:
+    """Yield the keywords, for a package with each dtype of the offsets of packed sequences."""
+    starts = keywords.get("cu_seqlens")
+    if starts is None or not package:
+        yield {**keywords}
+        return
+    for dtype in (torch.int32, torch.int64):
+        yield {**keywords, "cu_seqlens": starts.to(dtype)}
+
+
+def _compile(problem: Problem, case: Case, package: bool, function: Any) -> None:
+    drawn = draw(problem, case, "cpu")
+    for keywords in _in_dtypes(drawn.keywords, package):
+        inputs = replace(drawn, keywords=keywords)
         call(function, inputs)
         if "backward" in problem.passes and inputs.case.within is None:
             wanted = differentiable(problem, inputs)

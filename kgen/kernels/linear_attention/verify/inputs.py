@@ -31,6 +31,10 @@ ASKED = {"final_state": "output_final_state", "states": "return_states"}
 """The keyword that requests an output, for those that need one."""
 
 
+States = Literal["none", "in", "out", "both"]
+"""The states of a call: an initial state as an argument, a final state as an output, or both."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One call of the kernel.
@@ -59,7 +63,7 @@ class Case:
     have the size of the root of `output_eps`.
     """
     scale: float | None = None
-    states: Literal["none", "in", "out", "both"] = "both"
+    states: States = "both"
     """The initial state is an argument; the final state is an output, with a cotangent."""
     within: str | None = None
     """Dtype of the states within sequences, an output. In forward, it is the dtype of states."""

@@ -7,4 +7,5 @@ TARGET = Target(
     runtime=RUNTIME,
     sources=Lazy(f"{__name__}.sources:sources"),
     emits="One `triton.py`.",
+    native=Lazy(f"{__name__}.native:native"),
 )

@@ -262,7 +262,7 @@ class Interface:
             least=spec.chunk_size - 1,
             dtype=TORCH_DTYPES[spec.dtype],
             state_dtype=TORCH_DTYPES[spec.state_dtype],
-            head_words=self._head_words(),
+            head_words=self.head_words(),
             buffer_words=[self._buffer_words(n) for n in self.plan.buffers],
             sequences=self.sequences,
             varlen=spec.varlen,
@@ -272,7 +272,8 @@ class Interface:
             derivatives=self.derivatives(decode=decode),
         )
 
-    def _head_words(self) -> str:
+    def head_words(self) -> str:
+        """Return the rule of the numbers of heads."""
         heads = self.spec.heads
         if heads.qk:
             return f"H is {heads.qk}, HV {heads.v}"

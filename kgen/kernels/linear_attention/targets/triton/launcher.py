@@ -165,7 +165,7 @@ def launcher(
         finish=steps.finish(kernels),
         state_shape=f"(N, HV, {interface.K}, {interface.V})",
         state_dtype=TORCH_DTYPES[spec.state_dtype],
-        ends=steps.made()["ends"],
+        ends=steps.made()["ends"].call("states"),
         fakes=["v.new_empty(v.shape)", "final_state", "ends", *(_fake(steps, n) for n in saved)],
         backward=_backward(interface, kernels, backward, steps) if backward else None,
         function=_function(interface),
@@ -200,7 +200,7 @@ def _in_bf16(name: str) -> str:
 
 def _fake(steps: Steps, name: str) -> str:
     apart = {"seqs": "q.new_empty(slots, dtype=torch.int32)", "o_raw": "v.new_empty(v.shape)"}
-    return apart[name] if name in apart else steps.made()[name]
+    return apart[name] if name in apart else steps.made()[name].call("")
 
 
 def _operands(interface: Interface) -> list[str]:
@@ -271,15 +271,8 @@ def _function(interface: Interface) -> Function:
 
 def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
     spec = interface.spec
-    assert kernels.decode is not None
     name = f"{spec.name}_decode"
     operands = [*interface.tensors, *STEPPED, *interface.packing, "scale"]
-    programs = f'N * HV * ({interface.V} // tile["BLOCK_V"])'
-    call = "new_zeros" if spec.varlen else "new_empty"
-    made = {"o": f"v.{call}(v.shape)"}
-    if kernels.finish is not None:
-        # The state takes more bytes than this tensor, so it is not rounded before the norm.
-        made = {"o": "v.new_empty(v.shape, dtype=torch.float32)"}
     return Decoding(
         name=name,
         bf16=spec.dtype == "bf16",
@@ -287,7 +280,7 @@ def _decoding(interface: Interface, kernels: Kernels, steps: Steps) -> Decoding:
         operands=operands,
         varlen=spec.varlen,
         layouts=", ".join([*interface.tensors, *STEPPED, *interface.packing]),
-        step=steps.step("decode", kernels.decode.signature, programs, made),
+        step=steps.decode(kernels),
         finish=steps.finish(kernels),
         function=Function(
             name=name,

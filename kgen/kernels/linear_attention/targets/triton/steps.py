@@ -7,16 +7,19 @@ from dataclasses import dataclass, replace
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 from kgen.kernels.linear_attention.plan.tiles import Table, Tile, tile_tables
+from kgen.kernels.linear_attention.targets.triton.counts import (
+    Blocks,
+    Count,
+    Factor,
+    Made,
+    RowBlocks,
+    count,
+    table_name,
+)
 from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels, learned
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.targets.triton import tables as by_chip
-from kgen.targets.triton.text import TORCH_DTYPES
-
-PARTS = 'B * _cdiv(T, tile["ROWS"])'
-"""The number of blocks of rows of one head."""
-ROWS = f"{PARTS} * HV"
-"""The number of programs of a kernel of rows of the output."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +27,56 @@ class Step:
     """One launch of a kernel."""
 
     kernel: str
-    programs: str
+    name: str
+    """The name of the kernel in tables of tiles."""
+    grid: Count
     """The number of programs."""
-    table: str
-    """The name of its tile table."""
-    fills: list[str]
+    tensors: tuple[Made, ...]
     """The tensors that the kernel fills."""
-    made: list[str]
-    """Statements that allocate them."""
     arguments: list[str]
-    after: list[str]
-    """Statements after the launch."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """The names that have another tensor after the launch, each with the name of that tensor."""
+    kept: str | None = None
+    """The name of an earlier tensor with the name of the first one."""
+
+    @property
+    def programs(self) -> str:
+        """The number of programs in Python."""
+        return self.grid.in_python(self.name)
+
+    @property
+    def table(self) -> str:
+        """The name of the tile table."""
+        return table_name(self.name)
+
+    @property
+    def fills(self) -> list[str]:
+        """The names of the tensors that the kernel fills."""
+        return [one.name for one in self.tensors]
+
+    @property
+    def made(self) -> list[str]:
+        """The statements in Python that allocate them."""
+        lines = [f"{one.name} = {one.call(self.name)}" for one in self.tensors]
+        if self.kept:
+            (own,) = self.tensors
+            return [f"{self.kept}, {own.name} = {own.name}, {own.call(self.name)}"]
+        return lines
+
+    @property
+    def after(self) -> list[str]:
+        """The statements in Python after the launch."""
+        return [f"{name} = {other}" for name, other in self.renamed]
+
+
+def part_count(kernel: str) -> Count:
+    """Return the number of blocks of rows of one head."""
+    return count("B", RowBlocks(kernel))
+
+
+def row_grid(kernel: str) -> Count:
+    """Return the number of programs of a kernel of rows of the output."""
+    return count("B", RowBlocks(kernel), "HV")
 
 
 @dataclass(frozen=True)
@@ -53,11 +95,6 @@ class TileTable:
 
     name: str
     rows: list[TileRow]
-
-
-def table_name(kernel: str) -> str:
-    """Return the name of a kernel's tile table."""
-    return f"_{kernel.upper()}_TILES"
 
 
 def tables(plan: LinearAttentionPlan, signatures: Mapping[str, KernelSignature]) -> list[TileTable]:
@@ -86,88 +123,86 @@ class Steps:
         self.plan, self.spec = plan, plan.spec
         self.chunk, self.size = plan.spec.chunk_size, plan.spec.head_dim
 
-    def new(self, *shape: str | int, dtype: str | None = None) -> str:
-        """Return the call that allocates a tensor in the dtype of q, or in another one."""
-        of = f", dtype=torch.{dtype}" if dtype else ""
-        return f"q.new_empty(({', '.join(map(str, shape))}){of})"
+    def new(self, name: str, *shape: Factor | Count, dtype: str | None = None) -> Made:
+        """Return a tensor in the dtype of q, or in another one."""
+        sizes = (one if isinstance(one, Count) else count(one) for one in shape)
+        return Made(name, "q", tuple(sizes), dtype=dtype)
 
-    def by_token(self, *width: int, dtype: str | None = None) -> str:
-        """Return the call that allocates values for each token of the chunks of each head."""
-        return self.new("slots", "HV", self.chunk, *width, dtype=dtype)
+    def by_token(self, name: str, *width: int, dtype: str | None = None) -> Made:
+        """Return a tensor with values for each token of the chunks of each head."""
+        return self.new(name, "slots", "HV", self.chunk, *width, dtype=dtype)
 
-    def made(self) -> dict[str, str]:
-        """Return the calls that allocate tensors of chunks, by name."""
+    def made(self) -> dict[str, Made]:
+        """Return the tensors of chunks, by name."""
         K, V, chunk = self.size.qk, self.size.v, self.chunk
-        return {
-            "q_mapped": "q.new_empty(q.shape)",
-            "k_mapped": "k.new_empty(k.shape)",
-            "G": self.by_token(*([K] if self.plan.by_column else []), dtype="float32"),
-            "betas": self.by_token(dtype="float32"),
-            "P": self.by_token(chunk),
-            "A": self.by_token(chunk, dtype="float32"),
-            "inverse": self.by_token(chunk),
-            "W": self.by_token(K),
-            "U": self.by_token(V),
-            "new": self.by_token(V),
-            "states": self.new("slots", "HV", K, V),
-            "ends": (
-                f"q.new_empty((slots, HV, {K}, {V}) if within else 0, "
-                f"dtype=torch.{TORCH_DTYPES[self.spec.state_dtype]})"
-            ),
-        }
+        ends = self.new("ends", "slots", "HV", K, V, dtype=self.spec.state_dtype)
+        found = (
+            Made("q_mapped", "q"),
+            Made("k_mapped", "k"),
+            self.by_token("G", *([K] if self.plan.by_column else []), dtype="fp32"),
+            self.by_token("betas", dtype="fp32"),
+            self.by_token("P", chunk),
+            self.by_token("A", chunk, dtype="fp32"),
+            self.by_token("inverse", chunk),
+            self.by_token("W", K),
+            self.by_token("U", V),
+            self.by_token("new", V),
+            self.new("states", "slots", "HV", K, V),
+            replace(ends, flag="within"),
+        )
+        return {one.name: one for one in found}
 
     def step(
         self,
         kernel: str,
         signature: KernelSignature,
-        programs: str,
-        made: Mapping[str, str],
-        after: tuple[str, ...] = (),
+        programs: Count,
+        made: Mapping[str, Made],
+        renamed: tuple[tuple[str, str], ...] = (),
     ) -> Step:
         """Return one launch, which fills the tensors of `made` that the kernel takes."""
-        fills = [o.name for o in signature.operands if o.name in made]
-        allocated = [f"{name} = {made[name]}" for name in fills]
-        table, arguments = table_name(kernel), signature.arguments
-        return Step(signature.name, programs, table, fills, allocated, arguments, list(after))
+        fills = tuple(made[o.name] for o in signature.operands if o.name in made)
+        return Step(signature.name, kernel, programs, fills, signature.arguments, renamed)
 
     def chunks(self, kernels: Kernels) -> Iterator[Step]:
         """Yield the launches of forward up to the states, in order."""
         made, there = self.made(), set[str]()
-        heads = "slots * HV"
-        columns = f' * ({self.size.qk} // tile["BLOCK_K"])' if self.plan.by_column else ""
-        blocks = f'N * HV * ({self.size.v} // tile["BLOCK_V"])'
-        rows = 'B * H * _cdiv(T, tile["ROWS"])'
+        heads: tuple[Factor, ...] = ("slots", "HV")
+        columns = (Blocks(self.size.qk, "BLOCK_K", "gates"),) if self.plan.by_column else ()
+        blocks = count("N", "HV", Blocks(self.size.v, "BLOCK_V", "states"))
         listed = {
-            "gates": (kernels.gates, heads + columns, ()),
-            "q_map": (kernels.q_map, rows, ("q = q_mapped",)),
-            "k_map": (kernels.k_map, rows, ("k = k_mapped",)),
-            "pairs": (kernels.pairs, heads, ()),
-            "equations": (kernels.equations, heads, ()),
-            "inverse": (kernels.inverse, heads, ()),
-            "solve": (kernels.solve, heads, ()),
+            "gates": (kernels.gates, count(*heads, *columns), ()),
+            "q_map": (kernels.q_map, count("B", "H", RowBlocks("q_map")), (("q", "q_mapped"),)),
+            "k_map": (kernels.k_map, count("B", "H", RowBlocks("k_map")), (("k", "k_mapped"),)),
+            "pairs": (kernels.pairs, count(*heads), ()),
+            "equations": (kernels.equations, count(*heads), ()),
+            "inverse": (kernels.inverse, count(*heads), ()),
+            "solve": (kernels.solve, count(*heads), ()),
             "states": (kernels.states, blocks, ()),
         }
-        for name, (kernel, programs, after) in listed.items():
+        for name, (kernel, programs, renamed) in listed.items():
             if kernel is not None:
-                fresh = {n: call for n, call in made.items() if n not in there}
-                yield self.step(name, kernel.signature, programs, fresh, after)
+                fresh = {n: one for n, one in made.items() if n not in there}
+                yield self.step(name, kernel.signature, programs, fresh, renamed)
                 there |= {operand.name for operand in kernel.signature.operands}
 
     def backward(self, kernels: BackwardKernels) -> Iterator[Step]:
         """Yield the launches of backward, in order."""
         made, there = self.made_by_backward(), {"q", "k", "v", "do"}
-        heads, of_tile = "slots * HV", f' * ({self.size.qk} // tile["BLOCK_K"])'
+        heads: tuple[Factor, ...] = ("slots", "HV")
+        of_pairs = (self.chunk // 16, Blocks(self.size.qk, "BLOCK_K", "pairs_back"))
         programs = {
-            "states_back": f'N * HV * ({self.size.v} // tile["BLOCK_V"])',
-            "keys_back": heads + of_tile,
-            "pairs_back": f"{heads} * {self.chunk // 16}{of_tile}",
-            "q_map_back": "slots * H",
-            "k_map_back": "slots * H",
+            "states_back": count("N", "HV", Blocks(self.size.v, "BLOCK_V", "states_back")),
+            "keys_back": count(*heads, Blocks(self.size.qk, "BLOCK_K", "keys_back")),
+            "pairs_back": count(*heads, *of_pairs),
+            "q_map_back": count("slots", "H"),
+            "k_map_back": count("slots", "H"),
         }
         for name, kernel in vars(kernels).items():
             if kernel is not None and name != "finish_back":
-                fresh = {n: call for n, call in made.items() if n not in there}
-                yield self.step(name, kernel.signature, programs.get(name, heads), fresh)
+                fresh = {n: one for n, one in made.items() if n not in there}
+                grid = programs.get(name, count(*heads))
+                yield self.step(name, kernel.signature, grid, fresh)
                 there |= {operand.name for operand in kernel.signature.operands}
 
     def first(self, kernels: Kernels, backward: BackwardKernels) -> Iterator[Step]:
@@ -176,50 +211,53 @@ class Steps:
         if kernel is None:
             return
         if not self.spec.saves_states:
-            output = self.output(kernels)
-            yield replace(output, after=["o_raw = o"])
-        made = {n: call for n, call in self.made_by_backward().items() if n != "do"}
-        yield self.step("finish_back", kernel.signature, ROWS, made, ("do = do_raw",))
+            yield replace(self.output(kernels), renamed=(("o_raw", "o"),))
+        made = {n: one for n, one in self.made_by_backward().items() if n != "do"}
+        grid, renamed = row_grid("finish_back"), (("do", "do_raw"),)
+        yield self.step("finish_back", kernel.signature, grid, made, renamed)
 
-    def made_by_backward(self) -> dict[str, str]:
-        """Return the calls that allocate tensors of backward, by name."""
+    def made_by_backward(self) -> dict[str, Made]:
+        """Return the tensors of backward, by name."""
         K, V, chunk, column = self.size.qk, self.size.v, self.chunk, self.plan.by_column
-        blocks = f'{K} // tile["BLOCK_K"]'
-        parts, of_pairs = "1", f'1 + {K} // _tile({table_name("pairs_back")}, arch)["BLOCK_K"]'
-        dG = self.new(blocks, "slots", "HV", chunk, dtype="float32")
-        betas = of_pairs if column and self.plan.delta else parts
-        call = "new_zeros" if self.spec.varlen else "new_empty"
-        found = {
-            "do_raw": "v.new_empty(v.shape)",
-            "dnew": self.by_token(V),
-            "dstates": self.new("slots", "HV", K, V),
-            "dq_parts": self.by_token(K),
-            "dk_parts": self.by_token(K),
-            "dW": self.by_token(K),
-            "dG": self.by_token(K, dtype="float32") if column else dG,
-            "dP": self.by_token(chunk, dtype="float32"),
-            "dA": self.by_token(chunk, dtype="float32"),
-            "dbetas": self.new(betas, "slots", "HV", chunk, dtype="float32"),
-        }
-        found |= {f"d{name}": f"{name}.{call}({name}.shape)" for name in ("q", "k", "v")}
-        for name in self.plan.learned:
-            both = ", dtype=torch.float32" if len(self.sources(name)) > 1 else ""
-            whole = f"{name}.{call}({name}.shape{both})"
-            for source in self.sources(name):
-                parts = PARTS if source.startswith("finish_") else "slots"
-                shape = f"{parts}, *{name}.shape"
-                if self.shared(name):
-                    shape = f"{parts}, HV, {V}"
-                part = f"q.new_empty(({shape}), dtype=torch.float32)"
-                found[source] = whole if self.spec.buffers[name].tokens else part
-        return found
+        of_pairs = count(Blocks(K, "BLOCK_K", "pairs_back"), plus=1)
+        dG = self.new("dG", Blocks(K, "BLOCK_K", "keys_back"), "slots", "HV", chunk, dtype="fp32")
+        parts = of_pairs if column and self.plan.delta else count(1)
+        varlen = self.spec.varlen
+        found = (
+            Made("do_raw", "v"),
+            self.by_token("dnew", V),
+            self.new("dstates", "slots", "HV", K, V),
+            self.by_token("dq_parts", K),
+            self.by_token("dk_parts", K),
+            self.by_token("dW", K),
+            self.by_token("dG", K, dtype="fp32") if column else dG,
+            self.by_token("dP", chunk, dtype="fp32"),
+            self.by_token("dA", chunk, dtype="fp32"),
+            self.new("dbetas", parts, "slots", "HV", chunk, dtype="fp32"),
+            *(Made(f"d{name}", name, zeros=varlen) for name in ("q", "k", "v")),
+        )
+        of_buffers = (one for name in self.plan.learned for one in self.gradients_of(name))
+        return {one.name: one for one in (*found, *of_buffers)}
+
+    def gradients_of(self, name: str) -> Iterator[Made]:
+        """Yield the tensors whose sum is the gradient of a buffer."""
+        sources = self.sources(name)
+        both = "fp32" if len(sources) > 1 else None
+        for source in sources:
+            parts = part_count("finish_back") if source.startswith("finish_") else count("slots")
+            if self.spec.buffers[name].tokens:
+                yield Made(source, name, dtype=both, zeros=self.spec.varlen)
+            elif self.shared(name):
+                yield self.new(source, parts, "HV", self.size.v, dtype="fp32")
+            else:
+                yield Made(source, "q", (parts,), name, "fp32")
 
     def shared(self, name: str) -> bool:
         """Return True if all heads read the same elements of a buffer."""
         return "HV" not in self.spec.buffers[name].shape
 
     def sources(self, name: str) -> list[str]:
-        """Return the tensors whose sum is the gradient of a buffer."""
+        """Return the names of the tensors whose sum is the gradient of a buffer."""
         gates = learned(self.plan, "decay", "beta")
         skip = learned(self.plan, "skip")
         finish = learned(self.plan, "output_gate", "output")
@@ -248,19 +286,28 @@ class Steps:
 
     def output(self, kernels: Kernels) -> Step:
         """Return the launch of the output kernel."""
-        programs = f'slots * HV * ({self.size.v} // tile["BLOCK_V"])'
         # The kernel of rows reads only tokens of sequences.
-        zeros = self.spec.varlen and not self.plan.finishes
-        made = {"o": f"v.{'new_zeros' if zeros else 'new_empty'}(v.shape)"}
+        made = {"o": Made("o", "v", zeros=self.spec.varlen and not self.plan.finishes)}
+        programs = count("slots", "HV", Blocks(self.size.v, "BLOCK_V", "output"))
         return self.step("output", kernels.output.signature, programs, made)
 
     def finish(self, kernels: Kernels) -> Step | None:
         """Return the launch that computes o from `o_raw`, the result of the kernel before it."""
         if kernels.finish is None:
             return None
-        call = "new_zeros" if self.spec.varlen else "new_empty"
-        step = self.step("finish", kernels.finish.signature, ROWS, {})
-        return replace(step, made=[f"o_raw, o = o, v.{call}(v.shape)"])
+        made = {"o": Made("o", "v", zeros=self.spec.varlen)}
+        step = self.step("finish", kernels.finish.signature, row_grid("finish"), made)
+        return replace(step, kept="o_raw")
+
+    def decode(self, kernels: Kernels) -> Step:
+        """Return the launch that steps states."""
+        assert kernels.decode is not None
+        made = Made("o", "v", zeros=self.spec.varlen)
+        if kernels.finish is not None:
+            # The state takes more bytes than this tensor, so it is not rounded before the norm.
+            made = Made("o", "v", dtype="fp32")
+        programs = count("N", "HV", Blocks(self.size.v, "BLOCK_V", "decode"))
+        return self.step("decode", kernels.decode.signature, programs, {"o": made})
 
     def held(self, kernels: Kernels) -> list[str]:
         """Return the tensors of forward that later kernels read, in order."""
