@@ -80,6 +80,9 @@ def quotient(term: Any, divisor: Any) -> Any | None:
     return z3.simplify(sum((p.term for p in parts if p is not None), z3.IntVal(0)))
 
 
+ONE = Monomial(1)
+
+
 @dataclass(frozen=True)
 class Indexed:
     """The dimensions of a tensor, some of them merged, and an index in each."""
@@ -91,8 +94,8 @@ class Indexed:
 def indexed(offset: Any, shape: Sequence[Any], limits: Mapping[int, Monomial]) -> Indexed:
     """Split an offset in elements into indices.
 
-    The coefficient of each term is divided by the strides, from the first dimension on. `limits` bounds
-    unknowns by their ids. An unknown below the product of two dimensions merges them.
+    The coefficient of each term is divided by the strides, from the first dimension on. `limits`
+    bounds unknowns by their ids. An unknown below the product of two dimensions merges them.
     """
     sizes = [monomial(size) for size in shape]
     dims = [size for size in sizes if size is not None]

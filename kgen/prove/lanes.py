@@ -28,6 +28,18 @@ class Tensor:
     shape: tuple[Any, ...]
     integer: bool = False
     most: Mapping[int, int] = field(default_factory=dict)
+    zeros: bool = False
+    """True if the launcher fills it with zeros."""
+    terms: tuple[Summed, ...] = ()
+    """The sums of other tensors whose sum it is."""
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A sum over some dimensions of a tensor."""
+
+    tensor: Tensor
+    axes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -171,13 +183,23 @@ def names_of(*values: Any) -> frozenset[str] | None:
     return found
 
 
+_CONSTANTS: dict[int, tuple[Any, dict[str, Any]]] = {}
+"""Unknowns in terms, by the ids of the terms. Stored terms keep their ids."""
+
+
 def constants(terms: Sequence[Any]) -> dict[str, Any]:
     """Return the unknowns in terms by name."""
-    return {
-        str(one): one
-        for one in parts_of(terms)
-        if z3.is_const(one) and one.decl().kind() == z3.Z3_OP_UNINTERPRETED
-    }
+    found: dict[str, Any] = {}
+    for term in terms:
+        if term.get_id() not in _CONSTANTS:
+            own = {
+                one.decl().name(): one
+                for one in parts_of([term])
+                if z3.is_const(one) and one.decl().kind() == z3.Z3_OP_UNINTERPRETED
+            }
+            _CONSTANTS[term.get_id()] = term, own
+        found |= _CONSTANTS[term.get_id()][1]
+    return found
 
 
 def parts_of(terms: Sequence[Any]) -> list[Any]:

@@ -12,11 +12,11 @@ import z3
 
 from kgen.prove.digits import monomial, quotient
 from kgen.prove.functions import Beyond
-from kgen.prove.lanes import Num, Stride, Tensor
+from kgen.prove.lanes import Num, Stride, Summed, Tensor
 from kgen.prove.running import ceiling
 from kgen.prove.walking import Env, File, Method, Named, Returned, Walker
 
-DENSE = (1, 256, 2**23 - 1, 2**24 - 1)
+DENSE = (2**23 - 1, 2**24 - 1)
 """Candidates for bounds of strides of contiguous tensors."""
 SKIPPED = ("num_warps", "num_stages", "num_ctas")
 """Launch arguments that are not parameters of a kernel."""
@@ -32,14 +32,6 @@ class Launch:
     tile: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Summed:
-    """A sum over some dimensions of a tensor."""
-
-    tensor: Tensor
-    axes: tuple[int, ...]
-
-
 @dataclass
 class LauncherWalker(Walker):
     """Runs operators of a file on tensors whose sizes are unknown."""
@@ -47,7 +39,8 @@ class LauncherWalker(Walker):
     arch: int = 90
     facts: list[Any] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
-    sums: list[Summed] = field(default_factory=list)
+    tile: Mapping[str, int] | None = None
+    """A tile for all kernels, instead of those of the tables."""
     widest: dict[str, int | None] = field(default_factory=dict)
     """Bounds of strides of contiguous tensors."""
 
@@ -83,7 +76,8 @@ class LauncherWalker(Walker):
         if isinstance(a, Tensor) and isinstance(b, Tensor) and op is ast.Add:
             if not same_shape(a.shape, b.shape):
                 raise Beyond(f"a sum of tensors of different shapes: {self.text}")
-            return a
+            terms = [t for x in (a, b) for t in x.terms or (Summed(x, ()),)]
+            return replace(a, name="", terms=tuple(terms))
         if not any(isinstance(x, Num) for x in (a, b)) or op in (ast.Is, ast.IsNot):
             return super().binary(op, a, b)
         x, y = (one.term if isinstance(one, Num) else z3.IntVal(one) for one in (a, b))
@@ -105,9 +99,13 @@ class LauncherWalker(Walker):
                 return self.arch
             case Named("_layouts" | "bool"), _:
                 return called
+            case Named("_tile"), _ if self.tile is not None:
+                return self.tile
             case Named("_tile"), [rows, arch]:
                 return next(tile for chips, tile in rows if arch in chips or not chips)
             case Named("_cdiv"), [a, b]:
+                if isinstance(a, int) and isinstance(b, int):
+                    return -(-a // b)
                 x, y = (one.term if isinstance(one, Num) else z3.IntVal(one) for one in (a, b))
                 return Num(ceiling(x, y))
             case Named("_launch"), [kernel, programs, _, *rest]:
@@ -143,12 +141,12 @@ class LauncherWalker(Walker):
                 sizes = tuple(one.term if isinstance(one, Num) else one for one in shape)
                 dtype = named.get("dtype", Named(""))
                 integer = dtype.path in ("torch.int32", "torch.int64")
-                return Tensor("", sizes, integer, dict(self._strides(sizes)))
+                return Tensor("", sizes, integer, dict(self._strides(sizes)), name == "new_zeros")
             case "sum":
                 axes = args[0] if isinstance(args[0], tuple) else (args[0],)
-                self.sums.append(Summed(tensor, axes))
                 kept = [s for n, s in enumerate(tensor.shape) if n not in axes]
-                return replace(tensor, name="", shape=tuple(kept))
+                terms = (Summed(tensor, axes),)
+                return replace(tensor, name="", shape=tuple(kept), terms=terms)
             case "to" | "float" | "bfloat16" | "contiguous":
                 return tensor
         raise Beyond(self.text)
@@ -157,6 +155,9 @@ class LauncherWalker(Walker):
         """Yield the dimensions of a contiguous tensor with bounds of their strides."""
         for dim in range(len(sizes)):
             stride = prod(sizes[dim + 1 :], start=z3.IntVal(1))
+            if z3.is_int_value(z3.simplify(stride)):
+                yield dim, z3.simplify(stride).as_long()
+                continue
             key = z3.simplify(stride, som=True).sexpr()
             if key not in self.widest:
                 holds = (most for most in DENSE if self._holds(stride <= most))

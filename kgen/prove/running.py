@@ -9,7 +9,7 @@ from typing import Any
 
 import z3
 
-from kgen.prove.digits import Monomial, indexed, monomial, quotient
+from kgen.prove.digits import ONE, Monomial, indexed, monomial, quotient
 from kgen.prove.functions import Beyond
 from kgen.prove.lanes import (
     Data,
@@ -73,7 +73,7 @@ class Digits:
     term: Any
     limit: Monomial
     root: str
-    divisor: Monomial = Monomial(1)
+    divisor: Monomial = ONE
     splits: list[tuple[Any, Any]] = field(default_factory=list)
 
 
@@ -466,7 +466,7 @@ class KernelWalker(Walker):
         """Record a load or a store."""
         guard = None
         if mask is not None:
-            aligned, other = self.aligned(self.num(mask), Num(z3.IntVal(0), shape=address.shape))
+            aligned, _ = self.aligned(self.num(mask), Num(z3.IntVal(0), shape=address.shape))
             guard = aligned.term
         when, tensor = self.when(guard), address.tensor
         limits = {key: of.limit for key, of in self.digits.items()}

@@ -26,13 +26,16 @@ from kgen.kernels.linear_attention.prove.claims import (
     SUMS,
     TWICE,
 )
+from kgen.kernels.linear_attention.prove.exact import exact
 from kgen.kernels.linear_attention.prove.packed import SEQUENCE, Packed
 from kgen.kernels.linear_attention.prove.setting import TRACKED, Calls, Run, calls, runs
 from kgen.prove.covering import apart, applied, of_lanes, reached
+from kgen.prove.functions import Beyond
 from kgen.prove.lanes import constants
 from kgen.prove.launching import same_shape, terms
 from kgen.prove.obligations import Obligation
 from kgen.prove.running import Access
+from kgen.prove.world import Place
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded
 
@@ -43,20 +46,40 @@ Parts = Sequence[tuple[str, Any]]
 
 def obligations(loaded: Loaded) -> Iterator[Obligation]:
     """Yield the obligations of the emitted file of a spec."""
-    return of_text(loaded, render_spec(loaded, ["triton"])["triton.py"])
+    yield from of_text(loaded, rendered(loaded))
+    yield from exact(loaded, rendered)
 
 
-def of_text(loaded: Loaded, text: str) -> Iterator[Obligation]:
-    """Yield the obligations of the text of a file."""
+def of_pairs(loaded: Loaded) -> Iterator[Obligation]:
+    """Yield the obligations to decide before a file is written: addresses and powers, for the tiles
+    of chips without a row of their own.
+    """
+    return of_text(loaded, rendered(loaded), whole=False)
+
+
+def rendered(loaded: Loaded) -> str:
+    """Return the text of the emitted file of a spec."""
+    return render_spec(loaded, ["triton"])["triton.py"]
+
+
+def of_text(loaded: Loaded, text: str, *, whole: bool = True) -> Iterator[Obligation]:
+    """Yield the obligations of the text of a file. `whole`: all of them, for all chips."""
     plan = plan_linear_attention(loaded)
-    of = calls(plan.spec, text, plan.learned)
+    try:
+        of = calls(plan.spec, text, plan.learned, None if whole else (0,))
+        ran = [*runs(of)]
+    except Beyond as beyond:
+        yield Obligation("launcher", INSIDE, beyond=str(beyond))
+        return
     packed = None
     if plan.spec.varlen:
         packed = Packed(of.sizes, plan.spec.chunk_size, z3.Int("NT"))
         yield _owners(packed, of)
-    kernels = [_Kernel(run, packed) for run in runs(of)]
+    kernels = [_Kernel(run, packed) for run in ran]
     for kernel in kernels:
-        yield from kernel.obligations(kernels)
+        yield from kernel.before_written()
+        if whole:
+            yield from kernel.rest(kernels)
     yield from _gradients(of)
 
 
@@ -66,7 +89,9 @@ def _stated(
     """Return an obligation whose counterexample shows all unknowns."""
     claims = [claim for _, claim in parts]
     known = [*facts, *of_lanes([*facts, *claims])]
-    values = {name: term for name, term in constants([*known, *claims]).items() if "?" not in name}
+    values: dict[str | Place, Any] = {
+        name: term for name, term in constants([*known, *claims]).items() if "?" not in name
+    }
     return Obligation(kernel, what, facts=known, values=values, parts=parts, beyond=beyond)
 
 
@@ -77,17 +102,20 @@ class _Kernel:
         self.run, self.kernel, self.packed = run, run.kernel, packed
         self.facts = run.kernel.facts
 
-    def obligations(self, others: Sequence[_Kernel]) -> Iterator[Obligation]:
-        """Yield all obligations. `others` are all kernels of the file."""
+    def before_written(self) -> Iterator[Obligation]:
+        """Yield the obligations to decide before a file is written."""
         inside = [
             (f"line {one.line}: {one.text}", z3.Implies(one.when, one.inside))
             for one in self.kernel.accesses
         ]
         yield _stated(self.run.name, INSIDE, inside, self.facts)
+        yield from self._powers()
+
+    def rest(self, others: Sequence[_Kernel]) -> Iterator[Obligation]:
+        """Yield all other obligations. `others` are all kernels of the file."""
         if self.kernel.computed:
             parts = [(one.text, z3.Implies(one.when, one.claim)) for one in self.kernel.computed]
             yield _stated(self.run.name, INT32, parts, self.facts)
-        yield from self._powers()
         stores = [one for one in self.kernel.accesses if one.stores]
         stores.sort(key=lambda one: one.tensor.name)
         for name, some in groupby(stores, key=lambda one: one.tensor.name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,6 @@ from kgen.prove.lanes import Num, Pointer, Tensor
 from kgen.prove.launching import (
     Launch,
     LauncherWalker,
-    Summed,
     shapes,
     stride_bounds,
 )
@@ -85,20 +85,24 @@ class Calls:
     sizes: Sizes
     inputs: Mapping[str, Tensor]
     launches: tuple[Launch, ...]
-    sums: tuple[Summed, ...]
     gradients: Mapping[str, Tensor]
     """The results of backward, by the input to which they belong."""
     facts: tuple[Any, ...]
 
 
-def calls(spec: LinearAttentionSpec, text: str, buffers: Sequence[str]) -> Calls:
-    """Run the launchers of a file for each chip of its tile tables."""
+def calls(
+    spec: LinearAttentionSpec,
+    text: str,
+    buffers: Sequence[str],
+    chips: Sequence[int] | None = None,
+) -> Calls:
+    """Run the launchers of a file for some chips, or for each chip of its tile tables."""
     file, sizes = File.of(text), Sizes.of(spec)
     inputs = _inputs(spec, file, sizes)
     launches: list[Launch] = []
     found: list[LauncherWalker] = []
     gradients: dict[str, Tensor] = {}
-    for arch in _chips(file):
+    for arch in _chips(file) if chips is None else chips:
         walker = LauncherWalker(file, arch=arch, facts=list(sizes.facts))
         gradients = _run(walker, spec, inputs, buffers)
         found.append(walker)
@@ -107,14 +111,12 @@ def calls(spec: LinearAttentionSpec, text: str, buffers: Sequence[str]) -> Calls
     for one in launches:
         tile = {n: x for n, x in one.tile.items() if n not in ("num_warps", "num_stages")}
         unique.setdefault((one.kernel, *sorted(tile.items())), one)
-    sums = {(s.tensor.name, s.axes): s for walker in found for s in walker.sums}
     facts = {f.get_id(): f for walker in found for f in walker.facts}
     return Calls(
         file,
         sizes,
         inputs,
         tuple(unique.values()),
-        tuple(sums.values()),
         gradients,
         tuple(facts.values()),
     )
@@ -131,7 +133,6 @@ def _inputs(spec: LinearAttentionSpec, file: File, sizes: Sizes) -> dict[str, Te
     """Return the tensors of a call: their shapes and strides are those that it checks."""
     functions = [*spec.called, "_backward_op"]
     known: Env = {n: Num(getattr(sizes, n)) for n in ("B", "T", "H", "HV", "N")}
-    known |= {name: one for name, one in known.items()}
     bounds: dict[str, dict[int, int]] = {}
     required = shapes(file, functions)
     if "v" in required:
@@ -163,22 +164,32 @@ def _run(
     """Run forward, backward and a decoding step. Return the gradients."""
     if spec.varlen:
         walker.facts.append(z3.Int("offsets") == z3.Int("N") + 1)
-    flags: Env = {"scale": 1.0, "final": True, "within": True}
-    forward = _parameters(walker, "_forward_op")
-    values = {**inputs, **flags}
-    saved = walker.function("_forward_op", {name: values[name] for name in forward})
-    named = dict(zip(_results(walker.file, "_forward_op"), saved, strict=True))
-    gradients: dict[str, Tensor] = {}
-    if "_backward_op" in walker.file.functions:
-        kept = {**values, **named}
-        args = {name: kept[name] for name in _parameters(walker, "_backward_op")}
-        results = walker.function("_backward_op", args)
-        keys = ["q", "k", "v", *buffers, "initial_state"]
-        gradients = dict(zip(keys, results, strict=True))
+    gradients = forward_and_backward(walker, inputs, buffers, scale=1.0)
+    decoding(walker, inputs, scale=1.0)
+    return gradients
+
+
+def forward_and_backward(
+    walker: LauncherWalker, inputs: Mapping[str, Tensor], buffers: Sequence[str], scale: float
+) -> dict[str, Tensor]:
+    """Run both operators. Return the gradients by input."""
+    values: Env = {**inputs, "scale": scale, "final": True, "within": True}
+    args = {name: values[name] for name in _parameters(walker, "_forward_op")}
+    saved = walker.function("_forward_op", args)
+    if "_backward_op" not in walker.file.functions:
+        return {}
+    kept = values | dict(zip(_results(walker.file, "_forward_op"), saved, strict=True))
+    args = {name: kept[name] for name in _parameters(walker, "_backward_op")}
+    results = walker.function("_backward_op", args)
+    return dict(zip(["q", "k", "v", *buffers, "initial_state"], results, strict=True))
+
+
+def decoding(walker: LauncherWalker, inputs: Mapping[str, Tensor], scale: float) -> None:
+    """Run the operator of decoding, if the file has it."""
     if "_decode_op" in walker.file.functions:
+        values: Env = {**inputs, "scale": scale}
         args = {name: values[name] for name in _parameters(walker, "_decode_op")}
         walker.function("_decode_op", args)
-    return gradients
 
 
 def _parameters(walker: LauncherWalker, name: str) -> list[str]:
@@ -187,10 +198,9 @@ def _parameters(walker: LauncherWalker, name: str) -> list[str]:
 
 def _results(file: File, function: str) -> list[str]:
     """Return the names that the last statement of a function returns."""
-    import ast
-
     last = file.functions[function].body[-1]
-    assert isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple)
+    assert isinstance(last, ast.Return)
+    assert isinstance(last.value, ast.Tuple)
     return [one.id for one in last.value.elts if isinstance(one, ast.Name)]
 
 

@@ -7,4 +7,6 @@ TARGET = Target(
     runtime=RUNTIME,
     sources=Lazy(f"{__name__}.sources:sources"),
     emits="One `triton.py`.",
+    obligations=Lazy("kgen.kernels.linear_attention.prove.obligations:obligations"),
+    pairs=Lazy("kgen.kernels.linear_attention.prove.obligations:of_pairs"),
 )
