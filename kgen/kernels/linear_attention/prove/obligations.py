@@ -62,8 +62,13 @@ def rendered(loaded: Loaded) -> str:
     return render_spec(loaded, ["triton"])["triton.py"]
 
 
-def of_text(loaded: Loaded, text: str, *, whole: bool = True) -> Iterator[Obligation]:
-    """Yield the obligations of the text of a file. `whole`: all of them, for all chips."""
+def of_text(
+    loaded: Loaded, text: str, *, whole: bool = True, only: str = ""
+) -> Iterator[Obligation]:
+    """Yield the obligations of the text of a file.
+
+    `whole`: all of them, for all chips. `only`: those of the kernel of this name.
+    """
     plan = plan_linear_attention(loaded)
     try:
         of = calls(plan.spec, text, plan.learned, None if whole else (0,))
@@ -75,12 +80,14 @@ def of_text(loaded: Loaded, text: str, *, whole: bool = True) -> Iterator[Obliga
     if plan.spec.varlen:
         packed = Packed(of.sizes, plan.spec.chunk_size, z3.Int("NT"))
         yield _owners(packed, of)
+    yield from _gradients(of)
     kernels = [_Kernel(run, packed) for run in ran]
     for kernel in kernels:
+        if only not in ("", kernel.run.name.split(" ")[0]):
+            continue
         yield from kernel.before_written()
         if whole:
             yield from kernel.rest(kernels)
-    yield from _gradients(of)
 
 
 def _stated(
@@ -128,12 +135,11 @@ class _Kernel:
         if powers:
             beyond = next((one.text for one in powers if one.claim is None), "")
             parts = [
-                (one.text, z3.Implies(one.when, one.claim <= 0))
+                (one.text, z3.Implies(z3.And(one.when, *falling([one.claim])), one.claim <= 0))
                 for one in powers
                 if one.claim is not None
             ]
-            facts = [*self.facts, *falling([claim for _, claim in parts])]
-            yield _stated(self.run.name, POWERS, parts, facts, beyond)
+            yield _stated(self.run.name, POWERS, parts, self.facts, beyond)
         sums = [one for one in self.kernel.accesses if one.stores and one.tensor.name in TRACKED]
         if sums:
             parts = [
