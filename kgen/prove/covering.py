@@ -10,7 +10,8 @@ import z3
 
 from kgen.prove.digits import Monomial, monomials
 from kgen.prove.lanes import Data, constants, parts_of
-from kgen.prove.running import Access, Digits, KernelWalker
+from kgen.prove.records import Access, Digits
+from kgen.prove.running import KernelWalker
 
 Pairs = list[tuple[Any, Any]]
 
@@ -18,15 +19,6 @@ Pairs = list[tuple[Any, Any]]
 def applied(terms: Sequence[Any], function: str) -> list[Any]:
     """Return the elements of a tensor in terms, each once."""
     return [one for one in parts_of(terms) if one.num_args() and one.decl().name() == function]
-
-
-def of_lanes(terms: Sequence[Any]) -> list[Any]:
-    """Return the bounds of the lanes in terms."""
-    found = []
-    for name, term in constants(terms).items():
-        if name.startswith("lane"):
-            found += [term >= 0, term < int(name.rpartition(".")[2].rstrip("'"))]
-    return found
 
 
 def varying(kernel: KernelWalker) -> dict[str, Any]:

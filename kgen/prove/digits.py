@@ -91,11 +91,14 @@ class Indexed:
     indices: tuple[Any, ...]
 
 
-def indexed(offset: Any, shape: Sequence[Any], limits: Mapping[int, Monomial]) -> Indexed:
+def indexed(
+    offset: Any, shape: Sequence[Any], limits: Mapping[int, Monomial], *, floor: bool = False
+) -> Indexed:
     """Split an offset in elements into indices.
 
     The coefficient of each term is divided by the strides, from the first dimension on. `limits`
     bounds unknowns by their ids. An unknown below the product of two dimensions merges them.
+    `floor`: quotients of negative coefficients are rounded down, not toward zero.
     """
     sizes = [monomial(size) for size in shape]
     dims = [size for size in sizes if size is not None]
@@ -105,18 +108,22 @@ def indexed(offset: Any, shape: Sequence[Any], limits: Mapping[int, Monomial]) -
         dims = merged
     indices = [z3.IntVal(0)] * max(1, len(dims))
     for part in parts:
-        for number, found in _places(part, dims):
+        for number, found in _places(part, dims, floor):
             indices[number] = indices[number] + found.term
     return Indexed(tuple(d.term for d in dims) or (z3.IntVal(1),), tuple(indices))
 
 
-def _places(part: Monomial, dims: Sequence[Monomial]) -> Iterator[tuple[int, Monomial]]:
+def _places(
+    part: Monomial, dims: Sequence[Monomial], floor: bool = False
+) -> Iterator[tuple[int, Monomial]]:
     """Yield the dimensions among which a term is divided, and its part of each index."""
     left = part
     for number in range(len(dims)):
         stride = prod(dims[number + 1 :], start=Monomial(1))
         found = Monomial(1, left.factors) / Monomial(1, stride.factors)
-        whole = int(left.number / stride.number)  # toward zero
+        whole = left.number // stride.number
+        if whole < 0 and not floor:
+            whole = -(-left.number // stride.number)
         if found is not None and whole:
             yield number, Monomial(whole, found.factors)
             left = Monomial(left.number - whole * stride.number, left.factors)

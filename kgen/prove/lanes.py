@@ -202,6 +202,15 @@ def constants(terms: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
+def of_lanes(terms: Sequence[Any]) -> list[Any]:
+    """Return the bounds of the lanes in terms."""
+    found = []
+    for name, term in constants(terms).items():
+        if name.startswith("lane"):
+            found += [term >= 0, term < int(name.rpartition(".")[2].rstrip("'"))]
+    return found
+
+
 def parts_of(terms: Sequence[Any]) -> list[Any]:
     """Return all parts of terms, each once."""
     seen: dict[int, Any] = {}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import z3
 
-from kgen.prove.digits import ONE, Monomial, indexed, monomial, quotient
+from kgen.prove.digits import Indexed, Monomial, indexed, monomial, monomials, quotient
 from kgen.prove.functions import Beyond
 from kgen.prove.lanes import (
     Data,
@@ -25,8 +26,10 @@ from kgen.prove.lanes import (
     lane,
     moved,
     names_of,
+    of_lanes,
     shape_of,
 )
+from kgen.prove.records import Access, Claim, Digits, inside
 from kgen.prove.trees import INFINITY
 from kgen.prove.walking import OPERATORS, Env, Method, Named, Returned, Walker
 from kgen.prove.world import number
@@ -35,46 +38,8 @@ _COMPARES = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _ELEMENTWISE = ("exp", "exp2", "abs", "sigmoid", "log", "sqrt", "rsqrt")
 _GROWS = (ast.Add, ast.Sub, ast.Mult, ast.LShift)
 INT32 = 2**31
-
-
-@dataclass(frozen=True)
-class Access:
-    """A load or a store of a tensor: one index for each dimension, and its guard."""
-
-    text: str
-    line: int
-    tensor: Tensor
-    stores: bool
-    when: Any
-    sizes: tuple[Any, ...]
-    indices: tuple[Any, ...]
-    value: Any = None
-
-    @property
-    def inside(self) -> Any:
-        """The condition that all indices are inside of the tensor."""
-        pairs = zip(self.indices, self.sizes, strict=True)
-        return z3.And(*(z3.And(i >= 0, i < size) for i, size in pairs))
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim about an expression of a kernel, if the expression runs."""
-
-    text: str
-    when: Any
-    claim: Any
-
-
-@dataclass
-class Digits:
-    """A number and the pairs of quotient and remainder into which a kernel splits it."""
-
-    term: Any
-    limit: Monomial
-    root: str
-    divisor: Monomial = ONE
-    splits: list[tuple[Any, Any]] = field(default_factory=list)
+QUICK_MS = 1000
+"""Time limit to choose between two ways to split an offset."""
 
 
 @dataclass
@@ -88,6 +53,8 @@ class KernelWalker(Walker):
     """The tensors of real numbers whose elements are known by their indices."""
     not_above_zero: frozenset[str] = frozenset()
     """The functions of the file whose results are at most zero."""
+    opaque: frozenset[str] = frozenset()
+    """The functions of the file whose results may be any real numbers."""
     accesses: list[Access] = field(default_factory=list)
     computed: list[Claim] = field(default_factory=list)
     powers: list[Claim] = field(default_factory=list)
@@ -204,7 +171,8 @@ class KernelWalker(Walker):
             infinity = z3.Real(INFINITY)
             self.facts.append(infinity > 0)
             return infinity if value > 0 else -infinity
-        return number(value) if isinstance(value, int | float) else None
+        known = isinstance(value, int | float) and math.isfinite(value)
+        return number(value) if known else None
 
     def aligned(self, a: Any, b: Any) -> tuple[Any, Any]:
         """Return two operands with the same number of axes."""
@@ -355,9 +323,9 @@ class KernelWalker(Walker):
             return self._cast(called.value, args[0])
         if not isinstance(called, Named):
             raise Beyond(self.text)
-        if called.path in self.not_above_zero:
+        if called.path in self.not_above_zero | self.opaque:
             value = z3.FreshReal(called.path)
-            self.facts.append(value <= 0)
+            self.facts += [value <= 0] if called.path in self.not_above_zero else []
             shape = joined(*(shape_of(a) for a in args), ())
             return Data(value, shape, names=names_of(*args))
         if called.path in ("range", "tl.range", "tl.static_range"):
@@ -477,13 +445,31 @@ class KernelWalker(Walker):
             indices = tuple(counts.get(n, z3.IntVal(0)) for n in range(len(tensor.shape)))
             sizes = tensor.shape
         else:
-            split = indexed(address.plain, tensor.shape, limits)
+            split = self._split(address.plain, tensor, limits, when)
             sizes, indices = split.sizes, split.indices
         line = getattr(self.at, "lineno", 0)
         indices = tuple(z3.simplify(index) for index in indices)
         found = Access(self.text, line, tensor, stores, when, tuple(sizes), indices, value)
         self.accesses.append(found)
         return found
+
+    def _split(
+        self, offset: Any, tensor: Tensor, limits: Mapping[int, Monomial], when: Any
+    ) -> Indexed:
+        """Return the indices of an offset.
+
+        A negative constant may be a part of several indices, so there are two ways to split it. If
+        one of them is inside of the tensor, it is the only one.
+        """
+        found = indexed(offset, tensor.shape, limits)
+        if not any(one.number < 0 and not one.factors for one in monomials(offset)):
+            return found
+        other = indexed(offset, tensor.shape, limits, floor=True)
+        solver = z3.SimpleSolver()
+        solver.set("timeout", QUICK_MS)
+        claim = inside(other.indices, other.sizes)
+        solver.add(*self.facts, *of_lanes([claim, when]), when, z3.Not(claim))
+        return other if solver.check() == z3.unsat else found
 
 
 def ceiling(a: Any, b: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Obligations of kernels of linear attention: proved for stock specs, refuted for planted errors."""
+"""Obligations of linear attention: proved for stock specs, refuted for planted errors."""
 
 from __future__ import annotations
 

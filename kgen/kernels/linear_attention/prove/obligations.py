@@ -28,13 +28,13 @@ from kgen.kernels.linear_attention.prove.claims import (
 )
 from kgen.kernels.linear_attention.prove.exact import exact
 from kgen.kernels.linear_attention.prove.packed import SEQUENCE, Packed
-from kgen.kernels.linear_attention.prove.setting import TRACKED, Calls, Run, calls, runs
-from kgen.prove.covering import apart, applied, of_lanes, reached
+from kgen.kernels.linear_attention.prove.setting import TRACKED, Calls, Run, calls, functions, runs
+from kgen.prove.covering import apart, applied, reached
 from kgen.prove.functions import Beyond
-from kgen.prove.lanes import constants
+from kgen.prove.lanes import constants, of_lanes
 from kgen.prove.launching import same_shape, terms
 from kgen.prove.obligations import Obligation
-from kgen.prove.running import Access
+from kgen.prove.records import Access
 from kgen.prove.world import Place
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded
@@ -72,7 +72,7 @@ def of_text(
     plan = plan_linear_attention(loaded)
     try:
         of = calls(plan.spec, text, plan.learned, None if whole else (0,))
-        ran = [*runs(of)]
+        ran = [*runs(of, functions(plan))]
     except Beyond as beyond:
         yield Obligation("launcher", INSIDE, beyond=str(beyond))
         return

@@ -15,7 +15,7 @@ import z3
 
 from kgen.kernels.linear_attention.prove.setting import Sizes
 from kgen.prove.covering import applied
-from kgen.prove.running import Access
+from kgen.prove.records import Access
 
 OFFSETS = z3.Function("cu_seqlens", z3.IntSort(), z3.IntSort())
 OWNERS = z3.Function("seqs", z3.IntSort(), z3.IntSort())

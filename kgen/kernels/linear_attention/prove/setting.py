@@ -9,6 +9,7 @@ from typing import Any
 
 import z3
 
+from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 from kgen.kernels.linear_attention.spec import LinearAttentionSpec
 from kgen.prove.lanes import Num, Pointer, Tensor
 from kgen.prove.launching import (
@@ -204,8 +205,14 @@ def _results(file: File, function: str) -> list[str]:
     return [one.id for one in last.value.elts if isinstance(one, ast.Name)]
 
 
-def runs(of: Calls) -> Iterator[Run]:
-    """Run the kernel of each launch."""
+def functions(plan: LinearAttentionPlan) -> frozenset[str]:
+    """Return the functions of a file that compute expressions and their derivatives."""
+    slopes = {f"_{field}_by_{n}" for field, of in plan.formulas.items() for n in of.slopes}
+    return frozenset({*(f"_{field}" for field in plan.formulas), *slopes})
+
+
+def runs(of: Calls, expressions: frozenset[str]) -> Iterator[Run]:
+    """Run the kernel of each launch. `expressions`: the functions of expressions."""
     for launch in of.launches:
         kernel = KernelWalker(
             of.file,
@@ -213,6 +220,7 @@ def runs(of: Calls) -> Iterator[Run]:
             facts=[*of.facts, launch.programs < GRID],
             tracked=TRACKED,
             not_above_zero=frozenset({"_decay"}),
+            opaque=expressions,
         )
         kernel.function(
             launch.kernel,
