@@ -99,7 +99,9 @@ def _stated(
     values: dict[str | Place, Any] = {
         name: term for name, term in constants([*known, *claims]).items() if "?" not in name
     }
-    return Obligation(kernel, what, facts=known, values=values, parts=parts, beyond=beyond)
+    return Obligation(
+        kernel, what, facts=known, values=values, parts=parts, beyond=beyond, linear=True
+    )
 
 
 class _Kernel:
