@@ -32,7 +32,7 @@ def prove(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Prove that kernels of attention and linear attention are right for all sizes.
+    """Prove kernels of attention and linear attention for all sizes.
 
     The solver z3 proves the following properties. Loads and stores are in bounds. Indices do not
     overflow. Attention computes each pair that the mask allows exactly once. Its masks and scores

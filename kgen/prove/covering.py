@@ -46,7 +46,7 @@ def apart(kernel: KernelWalker, stores: Sequence[Access]) -> Iterator[tuple[str,
         if a is b:
             steps = [*lanes.values(), *(c for c in kernel.loops if str(c) in own)]
             same = z3.And(_same(kernel, pairs), *(z3.substitute(s, *pairs) == s for s in steps))
-            if isinstance(a.value, Data) and a.value.names is not None:  # equal values may meet
+            if isinstance(a.value, Data) and a.value.names is not None:  # equal values are no race
                 read = [*lanes.values(), *(moving[n] for n in a.value.names & moving.keys())]
                 same = z3.Or(same, z3.And(*(z3.substitute(x, *pairs) == x for x in read)))
             yield f"line {a.line}: {a.text}", z3.Implies(equal, same), facts

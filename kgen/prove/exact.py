@@ -1,7 +1,7 @@
 """Run the text of Triton kernels exactly, on numbers of a prime field.
 
-An identity of rational functions that is wrong holds at a random point with a probability of at
-most its degree divided by the prime (Schwartz 1980, Zippel 1979).
+A wrong identity of rational functions may hold at a random point. The probability is at most its
+degree divided by the prime (Schwartz 1980, Zippel 1979).
 """
 
 from __future__ import annotations

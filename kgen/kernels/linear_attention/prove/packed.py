@@ -1,8 +1,8 @@
 """Facts about packed sequences, and the program that processes a token or a slot.
 
 Sequence n begins at slot `cu_seqlens[n] // BT + n`. An obligation of covering takes the sequence of
-an element as known: offsets ascend from 0, so each token before the last offset has one sequence,
-and each slot has one, because the first slots of sequences ascend from 0, too.
+an element as known. Offsets ascend from 0, so each token before the last offset has one sequence.
+The first slots of sequences ascend from 0, too, so each slot has one sequence.
 """
 
 from __future__ import annotations
