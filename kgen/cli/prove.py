@@ -32,11 +32,12 @@ def prove(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Prove that attention kernels stay in bounds and follow the mask.
+    """Prove kernels of attention and linear attention for all sizes.
 
-    The solver z3 proves the following properties for all tensor sizes. Each (query, key) pair that
-    the mask allows is computed exactly once. Loads and stores are in bounds. Indices do not
-    overflow. Masks and scores equal the expressions of the spec. Only Triton kernels have proofs.
+    The solver z3 proves the following properties. Loads and stores are in bounds. Indices do not
+    overflow. Attention computes each pair that the mask allows exactly once. Its masks and scores
+    equal the spec. Linear attention stores each element once, and equals its recurrence. Only
+    Triton kernels have proofs.
     """
     from kgen.prove.proving import prove_specs
 

@@ -39,7 +39,8 @@ class Obligation:
     """The statement that `claim` follows from `facts`.
 
     `equal` or `parts` can replace the claim: two real numbers, or several claims, each with its
-    code as text. If a term has no encoding, `beyond` names it, and there is no claim.
+    code as text. If a term has no encoding, `beyond` names it, and there is no claim. `linear`:
+    z3 first takes products of unknowns as unknowns, which suffices for most claims.
     """
 
     kernel: str
@@ -50,6 +51,7 @@ class Obligation:
     equal: tuple[Any, Any] | None = None
     parts: Sequence[tuple[str, Any]] = ()
     beyond: str = ""
+    linear: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def decide(obligation: Obligation, timeout: float) -> Decision:
         claim = z3.And([part for _, part in obligation.parts])
     if claim.get_id() in _PROVED:
         return Decision(Verdict.PROVED)
+    if obligation.linear and _without_products(timeout, *obligation.facts, z3.Not(claim)):
+        return Decision(Verdict.PROVED)
     solver = _solver(timeout, *obligation.facts, z3.Not(claim))
     found = solver.check()
     if found == z3.unsat:
@@ -105,6 +109,13 @@ def _solver(timeout: float, *claims: Any) -> Any:
     solver.set("timeout", max(1, int(1000 * timeout)))
     solver.add(*claims)
     return solver
+
+
+def _without_products(timeout: float, *claims: Any) -> bool:
+    """True if claims contradict each other even if products of unknowns are unknowns."""
+    solver = _solver(timeout, *(z3.simplify(claim, som=True) for claim in claims))
+    solver.set("arith.nl", False)
+    return bool(solver.check() == z3.unsat)
 
 
 def _given_up(solver: Any, claim: Any) -> Decision:

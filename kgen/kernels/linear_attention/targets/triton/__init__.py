@@ -8,4 +8,6 @@ TARGET = Target(
     sources=Lazy(f"{__name__}.sources:sources"),
     emits="One `triton.py`.",
     native=Lazy(f"{__name__}.native:native"),
+    obligations=Lazy("kgen.kernels.linear_attention.prove.obligations:obligations"),
+    pairs=Lazy("kgen.kernels.linear_attention.prove.obligations:of_pairs"),
 )

@@ -1,0 +1,1 @@
+"""Proofs of the kernels of linear attention."""
