@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 11fcd262bb650fbc
-# body (hash of the text below): 65c9fe8534dcfc41
+# body (hash of the text below): 53c7c88c77368b83
 """Gated delta rule with an RMS norm and a gate of the output, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -74,7 +74,7 @@ _OUTPUT_TILES = [
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
 _FINISH_TILES = [((), dict(ROWS=16, num_stages=1, num_warps=4)),]
-_DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
+_DECODE_TILES = [((), dict(BLOCK_V=16, num_stages=1, num_warps=1)),]
 _FINISH_BACK_TILES = [((), dict(ROWS=32, num_stages=1, num_warps=8)),]
 _VALUES_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
@@ -949,7 +949,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_net")
-_LIBRARY = _library("kgen_d93fc25f007c9910", "gated_delta_net")
+_LIBRARY = _library("kgen_ac11781f0d3715d1", "gated_delta_net")
 
 
 def _sizes(q, v):

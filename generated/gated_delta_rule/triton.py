@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 7925996979fea95b
-# body (hash of the text below): 2545b7623825170c
+# body (hash of the text below): d0be3048cb3e6ed2
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -71,7 +71,7 @@ _OUTPUT_TILES = [
     ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
-_DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
+_DECODE_TILES = [((), dict(BLOCK_V=16, num_stages=1, num_warps=1)),]
 _VALUES_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
@@ -844,7 +844,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_5c80bad012e06471", "gated_delta_rule")
+_LIBRARY = _library("kgen_3acf80fbf3cbaf60", "gated_delta_rule")
 
 
 def _sizes(q, v):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): bb64129914f08fb2
-# body (hash of the text below): 68e3c8f027a0f497
+# body (hash of the text below): 54ae43883e5e84f7
 """Gated linear attention, whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -62,7 +62,7 @@ _OUTPUT_TILES = [
     ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
-_DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
+_DECODE_TILES = [((), dict(BLOCK_V=16, num_stages=1, num_warps=1)),]
 _VALUES_BACK_TILES = [
     ((100, 90), dict(BLOCK_V=128, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_V=64, num_stages=1, num_warps=4)),
@@ -651,7 +651,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gla")
-_LIBRARY = _library("kgen_84df157e2fe3899a", "gla")
+_LIBRARY = _library("kgen_d462923212b1220d", "gla")
 
 
 def _sizes(q, v):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): 0c637be9ac212e47
-# body (hash of the text below): c4f4f9023342b27b
+# body (hash of the text below): 0275060b28adc4c7
 """Kimi delta attention, a delta rule whose decay differs by column of the keys.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -71,7 +71,7 @@ _OUTPUT_TILES = [
     ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
-_DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
+_DECODE_TILES = [((), dict(BLOCK_V=16, num_stages=1, num_warps=1)),]
 _VALUES_BACK_TILES = [
     ((100, 90), dict(BLOCK_V=128, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_V=64, num_stages=1, num_warps=4)),
@@ -956,7 +956,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("kda")
-_LIBRARY = _library("kgen_838791859b83a04b", "kda")
+_LIBRARY = _library("kgen_fa50cd774ab2c003", "kda")
 
 
 def _sizes(q, v):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs (hash of spec and templates): b74e3fdc023714ad
-# body (hash of the text below): 0256d59492501cfe
+# body (hash of the text below): 293e9a704557103f
 """Multi-scale retention, whose decay is a constant of the head's index, as in RetNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -61,7 +61,7 @@ _OUTPUT_TILES = [
     ((100, 90), dict(BLOCK_K=128, BLOCK_V=64, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
 ]
-_DECODE_TILES = [((), dict(BLOCK_V=32, num_stages=1, num_warps=4)),]
+_DECODE_TILES = [((), dict(BLOCK_V=16, num_stages=1, num_warps=1)),]
 _VALUES_BACK_TILES = [
     ((100, 90), dict(BLOCK_K=128, BLOCK_V=128, num_stages=1, num_warps=4)),
     ((), dict(BLOCK_K=64, BLOCK_V=64, num_stages=1, num_warps=4)),
@@ -465,7 +465,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("retnet")
-_LIBRARY = _library("kgen_6b32fc675dec6e8d", "retnet")
+_LIBRARY = _library("kgen_70414e9365ad754f", "retnet")
 
 
 def _sizes(q, v):
