@@ -6,5 +6,5 @@ from kgen.targets.triton import RUNTIME
 TARGET = Target(
     runtime=RUNTIME,
     sources=Lazy(f"{__name__}.sources:sources"),
-    emits="One `triton.py`.",
+    emits="`triton.py`, and `hopper.py` if a spec has kernels for Hopper.",
 )

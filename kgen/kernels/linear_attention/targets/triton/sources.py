@@ -14,9 +14,15 @@ from kgen.kernels.linear_attention.targets.triton.gradients import (
     BackwardBuilder,
     BackwardKernels,
 )
+from kgen.kernels.linear_attention.targets.triton.hopper import GluonOpening, Hopper, hopper_of
 from kgen.kernels.linear_attention.targets.triton.interface import Interface
 from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels
-from kgen.kernels.linear_attention.targets.triton.launcher import Launcher, launcher
+from kgen.kernels.linear_attention.targets.triton.launcher import (
+    Launcher,
+    launcher,
+    operands_of,
+    saved_of,
+)
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.kernels.linear_attention.targets.triton.steps import TileTable, tables
 from kgen.spec.load import Loaded
@@ -31,6 +37,7 @@ class Module(ImportsLaunch):
     """`triton.py`."""
 
     template: ClassVar[str] = "linear_attention/triton/linear_attention.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = ("named_tuples", "gluon")
 
     name: str
     summary: str
@@ -53,12 +60,16 @@ class Module(ImportsLaunch):
     """The modules of the standard library that the file imports."""
     launching: LaunchFunctions | None
     """The functions of all launchers, if the file contains their text."""
+    named_tuples: bool
+    gluon: GluonOpening | None
+    """The versions of Triton with which the kernels for Hopper run."""
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """Return the one file of this target."""
+    """Return the files of this target."""
     plan = plan_linear_attention(loaded)
     interface = Interface(plan, loaded.called)
+    hopper = _hopper(plan, interface)
     return [
         Source(
             "triton.py",
@@ -69,8 +80,16 @@ def sources(loaded: Loaded) -> list[Source]:
             offers=(f"{plan.spec.name}_decode",) if plan.decode else (),
             signature=interface.signature(),
             docstring=interface.docstring(),
-        )
+        ),
+        *([hopper.file(plan.spec)] if hopper is not None else []),
     ]
+
+
+def _hopper(plan: LinearAttentionPlan, interface: Interface) -> Hopper | None:
+    """Return the parts of the kernels for Hopper, or None if a spec has none."""
+    builder = Builder(plan, Functions(plan, set()))
+    kernels = builder.kernels()
+    return hopper_of(builder, kernels, operands_of(interface), saved_of(plan, kernels))
 
 
 def module(plan: LinearAttentionPlan, called: Mapping[str, str], *, single: bool) -> Module:
@@ -82,6 +101,10 @@ def module(plan: LinearAttentionPlan, called: Mapping[str, str], *, single: bool
     backward = BackwardBuilder(builder, functions).kernels() if plan.backward else None
     texts = functions.all()
     launching = launching_of(single)
+    hopper = _hopper(plan, interface)
+    alone = [*hopper.kernels, hopper.launcher] if single and hopper is not None else []
+    named = ("functools", "warnings", *(("collections",) if alone else ())) if hopper else ()
+    layouts = hopper.layouts if single and hopper is not None else None
     return Module(
         name=spec.name,
         summary=opening(spec),
@@ -96,10 +119,12 @@ def module(plan: LinearAttentionPlan, called: Mapping[str, str], *, single: bool
         tile_tables=tables(plan, signatures(kernels, backward)),
         helpers=in_order(helpers),
         functions=texts,
-        kernels=[*_there(kernels).values(), *_there(backward).values()],
+        kernels=[*_there(kernels).values(), *_there(backward).values(), *alone],
         launcher=launcher(interface, kernels, backward, launching),
-        modules=modules_of(launching),
+        modules=modules_of(launching, *named),
         launching=launching,
+        named_tuples=bool(alone),
+        gluon=GluonOpening(layouts) if hopper is not None else None,
     )
 
 
