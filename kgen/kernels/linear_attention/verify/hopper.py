@@ -31,7 +31,7 @@ def for_hopper(problem: Problem) -> tuple[Case, ...]:
     wanted = (
         Case("one", (1,), states="none"),
         Case("more", (4 * C + 3,), states="both"),
-        Case("heads", (C + 5,), batch=2, heads=2, layout="guarded", do="strided"),
+        Case("heads", (C + 5,), batch=2, heads=2, layout="padded", do="strided"),
         Case("states", (2 * C + 9,), heads=2, within=problem.state_dtype),
         Case("fresh", (2 * C,), states="out"),
         Case("hard", (C + 9,), gates="hard", states="in"),

@@ -370,7 +370,7 @@ def _launcher(
     )
 
 
-_OPTIONS = ("num_warps=8", "num_stages=1")
+_OPTIONS = ("num_warps=4", "num_stages=1")
 """The launch options of the kernel of the equations."""
 
 
