@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 40ab8528d7634ac2
-# body (hash of the text below): 412d8ea41344a8fc
+# inputs (hash of spec and templates): 54929f1f2efcbd42
+# body (hash of the text below): 818c82406c9b6b9a
 """Gated delta rule with an RMS norm and a gate of the output, as in Qwen3-Next.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -302,12 +302,12 @@ def _sweep_consumer(args, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.c
         new = warpgroup_mma(rest, inverse.permute((1, 0)), zero, use_acc=False, is_async=True)
         out = warpgroup_mma(low, q.permute((1, 0)), zero, use_acc=False, is_async=True)
         after = _factor(updates, n, 3, gl.SliceLayout(0, TOKENS))
-        queried = _factor(updates, n, 2, gl.SliceLayout(0, TOKENS))
         state = state * last[:, None]
         _again(outputs, n)
         new = warpgroup_mma_wait(1, deps=[new])
         low_new = new.to(d.k.dtype)
         update = gl.convert_layout((new * after[None, :]).to(d.k.dtype), gl.DotOperandLayout(0, STATE, 2))
+        queried = _factor(updates, n, 2, gl.SliceLayout(0, TOKENS))
         out = warpgroup_mma_wait(0, deps=[out])
         out = out * queried[None, :]
         state = warpgroup_mma(update, k, state, is_async=True)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e719738475a555d9
-# body (hash of the text below): 2a8d8f6a4347840c
+# inputs (hash of spec and templates): be8589f77ff0a7a6
+# body (hash of the text below): 09e85308d4b4b7a4
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -301,12 +301,12 @@ def _sweep_consumer(args, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.c
         new = warpgroup_mma(rest, inverse.permute((1, 0)), zero, use_acc=False, is_async=True)
         out = warpgroup_mma(low, q.permute((1, 0)), zero, use_acc=False, is_async=True)
         after = _factor(updates, n, 3, gl.SliceLayout(0, TOKENS))
-        queried = _factor(updates, n, 2, gl.SliceLayout(0, TOKENS))
         state = state * last[:, None]
         _again(outputs, n)
         new = warpgroup_mma_wait(1, deps=[new])
         low_new = new.to(d.k.dtype)
         update = gl.convert_layout((new * after[None, :]).to(d.k.dtype), gl.DotOperandLayout(0, STATE, 2))
+        queried = _factor(updates, n, 2, gl.SliceLayout(0, TOKENS))
         out = warpgroup_mma_wait(0, deps=[out])
         out = out * queried[None, :]
         state = warpgroup_mma(update, k, state, is_async=True)

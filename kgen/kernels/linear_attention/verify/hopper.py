@@ -31,13 +31,11 @@ def for_hopper(problem: Problem) -> tuple[Case, ...]:
     wanted = (
         Case("one", (1,), states="none"),
         Case("more", (4 * C + 3,), states="both"),
-        Case("heads", (C + 5,), batch=2, heads=2, layout="padded", do="strided"),
+        Case("heads", (C + 5,), batch=2, heads=2, layout="padded", do="strided", states="out"),
         Case("states", (2 * C + 9,), heads=2, within=problem.state_dtype),
-        Case("fresh", (2 * C,), states="out"),
-        Case("hard", (C + 9,), gates="hard", states="in"),
+        Case("hard", (C + 9,), gates="hard", keys="few", states="in"),
         Case("steep", (2 * C + 1,), gates="steep", scale=-0.37),
         Case("repeated", (C + 7,), gates="none", keys="repeated"),
-        Case("few", (2 * C - 1,), gates="none", keys="few"),
     )
     return fitted(problem, iter(wanted))
 
