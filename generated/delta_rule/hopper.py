@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 31304874d357f5e7
+# inputs (hash of spec and templates): b6124b70107af34c
 # body (hash of the text below): 2741e7d039c6e9f1
 """Delta rule without decay, as in DeltaNet.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): a6c364306ef69772
+# inputs (hash of spec and templates): ce39612068a4ac25
 # body (hash of the text below): 7e7afc4650d92549
 """Delta rule without decay, as in DeltaNet.
 

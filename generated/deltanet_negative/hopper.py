@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 4466c05edfe62133
+# inputs (hash of spec and templates): d04d582a10891677
 # body (hash of the text below): 65c0ae1c5f9bd353
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 

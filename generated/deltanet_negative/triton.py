@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 2d84bdecd9ddbd5b
+# inputs (hash of spec and templates): 58f0be9ba0053e76
 # body (hash of the text below): b0e7e03e6ef9f6eb
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 54929f1f2efcbd42
+# inputs (hash of spec and templates): b69c24d8c74fc371
 # body (hash of the text below): 818c82406c9b6b9a
 """Gated delta rule with an RMS norm and a gate of the output, as in Qwen3-Next.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 7da86ea2648f8eef
+# inputs (hash of spec and templates): e178fd98cbfe0074
 # body (hash of the text below): bb1307aba0497a3a
 """Gated delta rule with an RMS norm and a gate of the output, as in Qwen3-Next.
 

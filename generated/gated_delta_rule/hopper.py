@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): be8589f77ff0a7a6
+# inputs (hash of spec and templates): 2926233dbb89ff3e
 # body (hash of the text below): 09e85308d4b4b7a4
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 

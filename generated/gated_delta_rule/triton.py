@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 745a710f91dc575b
+# inputs (hash of spec and templates): b2d60c4deef825e4
 # body (hash of the text below): 004fb4c46d61affa
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 

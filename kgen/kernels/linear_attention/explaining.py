@@ -8,7 +8,6 @@ from typing import Any
 from kgen.expr.nodes import variables
 from kgen.expr.operations import READ, operations
 from kgen.expr.unparse import show
-from kgen.kernels.linear_attention.plan.hopper import keeps, without_kernels
 from kgen.kernels.linear_attention.plan.kernels import (
     Kernel,
     kernels,
@@ -21,6 +20,7 @@ from kgen.kernels.linear_attention.plan.planning import (
     LinearAttentionPlan,
     plan_linear_attention,
 )
+from kgen.kernels.linear_attention.schedules import SCHEDULES
 from kgen.pages.model import (
     Block,
     Code,
@@ -190,18 +190,8 @@ def _kernels(plan: LinearAttentionPlan) -> Iterator[Block]:
             yield Prose(words(f"{name}: {moved:,.0f} bytes and {count:,.0f} multiplications."))
     if plan.backward:
         yield Prose(words(_saved_words(plan)))
-    yield Prose(quoting(_hopper_words(plan)))
-
-
-def _hopper_words(plan: LinearAttentionPlan) -> str:
-    """Describe the kernels for Hopper, or the reason for none."""
-    if (why := without_kernels(plan)) is not None:
-        return f"No kernels for Hopper: {why}."
-    kept = " Without gradients, it stores no tensor for backward." if keeps(plan) else ""
-    return (
-        "On sm_90, if TMA can load q, k and v, forward runs its own kernels: one for the maps of q "
-        f"and k, equations and P, and one in Gluon for solve, states and output.{kept}"
-    )
+    for schedule in SCHEDULES:
+        yield Prose(quoting(schedule.explained(plan)))
 
 
 def _heads(plan: LinearAttentionPlan) -> tuple[int, int]:

@@ -13,8 +13,8 @@ import torch
 from support.interpreters.own_process import interpreted
 from support.interpreters.single_file import single
 
-from kgen.kernels.linear_attention.plan.hopper import without_kernels
 from kgen.kernels.linear_attention.plan.planning import plan_linear_attention
+from kgen.kernels.linear_attention.schedules.hopper.conditions import without_kernels
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify.families import problem_of
@@ -92,7 +92,7 @@ def written(name: str, folder: Path, *change: str) -> Path:
 
 
 def _module(path: Path, seed: int) -> Any:
-    from kgen.kernels.linear_attention.verify.hopper import imported
+    from kgen.kernels.linear_attention.schedules.hopper.verify import imported
     from kgen.verify import interpreter
     from kgen.verify.gluon.running import explore
 
@@ -104,7 +104,7 @@ def _module(path: Path, seed: int) -> Any:
 
 def _wrong(name: str, path: Path, cases: tuple[str, ...], group: str, seed: int) -> list[str]:
     """Return the failures of some cases in one order of warps, and barriers that nobody uses."""
-    from kgen.kernels.linear_attention.verify import hopper
+    from kgen.kernels.linear_attention.schedules.hopper import verify as hopper
     from kgen.verify.families import Subject
 
     module, problem = _module(path, seed), problem_of(spec(name))
@@ -148,7 +148,10 @@ MORE, STATES = "hopper-more", "hopper-states"
 NEW_STORE = "_slot(stores.new, 0).permute((1, 0)).store(low_new)"
 MUTANTS = {
     "k unnormed": ("k = x.to(k_mapped_ptr", "k = k.to(k_mapped_ptr", "forward", MORE),
-    "P without the diagonal": ("i[:, None] >= i[None, :]\n", "i[:, None] > i[None, :]\n"),
+    "P without the diagonal": (
+        "below, pair = i[:, None] > i[None, :], i[:, None] >= i",
+        "below, pair = i[:, None] > i[None, :], i[:, None] > i",
+    ),
     "P without decay": (
         "p_of_head = p * power * scale",
         "p_of_head = tl.where(pair, p, 0.0) * scale",
@@ -161,7 +164,10 @@ MUTANTS = {
         "i[:, None] // 16 >= i[None, :] // 16",
         "i[:, None] >= i[None, :] + 48",
     ),
-    "one head of v": ("for member in range(HV // H):", "for member in range(1):"),
+    "one head of v": (
+        "for member in range(HV // H):\n        chunk =",
+        "for member in range(1):\n        chunk =",
+    ),
     "factors of other tokens": ("known * before[None, :]", "known * betas[None, :]"),
     "values without betas": ("v.to(gl.float32) * betas[None, :]", "v.to(gl.float32)"),
     "another inverse": ("rest, inverse.permute((1, 0)), zero", "rest, inverse, zero"),
@@ -198,12 +204,17 @@ MUTANTS = {
     "rest instead of new": (NEW_STORE, NEW_STORE.replace("low_new", "rest"), "backward", MORE),
     "new of another chunk": ("d.new, [slot, at.h", "d.new, [at.slot, at.h", "backward", MORE),
     "states of another chunk": ("d.states, [slot, at", "d.states, [at.slot, at", "backward", MORE),
-    "W without keys": ("VALUES=False", "VALUES=True", "backward", MORE),
+    "W of nothing": (
+        "    if keep:\n        _launch(",
+        "    if within:\n        _launch(",
+        "backward",
+        MORE,
+    ),
 }
 RACES = {
     "keys freed before the last product": (
-        "        _again(updates, n + 1)\n",
-        "        _again(updates, n + 1)\n        _release(updates, n)\n",
+        "        known = warpgroup_mma_wait(0, deps=[known])\n",
+        "        known = warpgroup_mma_wait(0, deps=[known])\n        _release(updates, n)\n",
         "        _release(updates, n)\n        _release(outputs, n)\n",
         "        _release(outputs, n)\n",
     ),

@@ -6,5 +6,5 @@ from kgen.targets.triton import RUNTIME
 TARGET = Target(
     runtime=RUNTIME,
     sources=Lazy(f"{__name__}.sources:sources"),
-    emits="`triton.py`, and `hopper.py` if a spec has kernels for Hopper.",
+    emits="`triton.py`, and a file for each chip with its own kernels.",
 )

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kgen.kernels.linear_attention.plan.hopper import keeps
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
+from kgen.kernels.linear_attention.schedules import keeps
 from kgen.kernels.linear_attention.targets.triton.finishing import Finish, Finishing
 from kgen.kernels.linear_attention.targets.triton.functions import (
     ROWS,

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kgen.kernels.linear_attention.plan.hopper import keeps, without_kernels
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
+from kgen.kernels.linear_attention.schedules import keeps, schedule_of
 from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels
-from kgen.kernels.linear_attention.targets.triton.hopper import ChipChoice
 from kgen.kernels.linear_attention.targets.triton.interface import (
     STEPPED,
     Function,
@@ -19,6 +18,7 @@ from kgen.kernels.linear_attention.targets.triton.interface import (
     Interface,
 )
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
+from kgen.kernels.linear_attention.targets.triton.made import InFile
 from kgen.kernels.linear_attention.targets.triton.steps import Step, Steps
 from kgen.targets import opening
 from kgen.targets.launching import LaunchFunctions
@@ -100,7 +100,7 @@ class Launcher(Template):
     """Tile lookup, operators, and the spec's functions."""
 
     template: ClassVar[str] = "linear_attention/triton/_launcher.j2"
-    optional_fields: ClassVar[tuple[str, ...]] = ("finish", "chip", "on_hopper", "keep")
+    optional_fields: ClassVar[tuple[str, ...]] = ("finish", "choice", "keep")
 
     name: str
     launching: LaunchFunctions | None
@@ -135,9 +135,12 @@ class Launcher(Template):
     backward: Backward | None
     function: Function
     decoding: Decoding | None
-    chip: ChipChoice | None
-    on_hopper: str
-    """The function that launches the kernels for Hopper, or an empty text."""
+    choice: Template | None
+    """The function that decides between the kernels of a chip and portable ones."""
+    chosen: str
+    """Its name."""
+    of_chip: str
+    """The function that launches the kernels of the chip."""
     keep: str
     """The flag by which forward keeps tensors for backward, after other arguments, or empty."""
 
@@ -151,12 +154,13 @@ def launcher(
     kernels: Kernels,
     backward: BackwardKernels | None,
     launching: LaunchFunctions | None,
+    own: InFile | None,
 ) -> Launcher:
-    """Return the launcher of a plan."""
+    """Return the launcher of a plan. `own` are the parts of the kernels for one chip."""
     plan, spec, steps = interface.plan, interface.spec, Steps(interface.plan)
     held, operands, saved = steps.held(kernels), _operands(interface), saved_of(plan, kernels)
     typed = [f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands_of(interface)]
-    on_hopper, single = without_kernels(plan) is None, launching is not None
+    schedule = schedule_of(plan)
     return Launcher(
         name=spec.name,
         launching=launching,
@@ -182,8 +186,9 @@ def launcher(
         backward=_backward(interface, kernels, backward, steps) if backward else None,
         function=_function(interface),
         decoding=_decoding(interface, kernels, steps) if kernels.decode else None,
-        chip=ChipChoice(spec.name, single) if on_hopper else None,
-        on_hopper=f"{'' if single else '_hopper().'}forward_on_hopper" if on_hopper else "",
+        choice=own.choice if own is not None else None,
+        chosen=schedule.chip.choice if schedule is not None else "",
+        of_chip=own.function if own is not None else "",
         keep=", keep" if keeps(plan) else "",
     )
 

@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kgen.kernels.linear_attention.plan.hopper import CHIP, factors, keeps, without_kernels
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
+from kgen.kernels.linear_attention.schedules import keeps
+from kgen.kernels.linear_attention.schedules.hopper import CHIP
+from kgen.kernels.linear_attention.schedules.hopper.conditions import factors
 from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels, RowChunk, Solve
+from kgen.kernels.linear_attention.targets.triton.made import Call, InFile, Made
 from kgen.kernels.linear_attention.targets.triton.signatures import (
     K,
     KernelSignature,
@@ -29,6 +32,8 @@ UPDATES, OUTPUTS, STORES = 3, 2, 2
 of shared memory.
 """
 
+FUNCTION = "forward_on_hopper"
+"""The function that launches the kernels."""
 LATER = ("queried", "after")
 """The factors that only later products of a chunk need."""
 
@@ -71,7 +76,7 @@ class GluonOpening(Template):
 class ChipChoice(Template):
     """The condition under which the kernels run."""
 
-    template: ClassVar[str] = "attention/hopper/_chip.j2"
+    template: ClassVar[str] = "linear_attention/hopper/_chip.j2"
 
     name: str
     single: bool
@@ -265,39 +270,33 @@ class HopperFile(ImportsLaunch):
         return imported(self.names, 0)
 
 
-@dataclass(frozen=True)
-class Hopper:
-    """The parts of the kernels in the files of a spec."""
-
-    layouts: Layouts
-    kernels: list[Template]
-    launcher: Launcher
-    names: list[str]
-
-    def file(self, spec: object) -> Source:
-        """Return the source of `hopper.py`."""
-        text = HopperFile(opening(spec), self.names, self.layouts, self.kernels, self.launcher)
-        return Source(CHIP.file, text, arch=CHIP.arch)
-
-
-def hopper_of(
-    builder: Builder, kernels: Kernels, operands: list[str], saved: list[str]
-) -> Hopper | None:
-    """Return the kernels for Hopper, or None if a spec has none."""
-    plan = builder.plan
-    if without_kernels(plan) is not None:
-        return None
-    rows, equations = _rows(plan), _equations(builder)
+def made(builder: Builder, kernels: Kernels, call: Call) -> Made:
+    """Return the kernels for Hopper of a spec, and their parts of its files."""
+    spec, rows = builder.spec, _rows(builder.plan)
     later = {row.name: row for row in rows if row.name in LATER}
+    equations = _equations(builder)
     sweep = SweepKernel(
         rows, builder.traits.decays, builder.traits.betas, *(later.get(name) for name in LATER)
     )
-    launcher = _launcher(builder, kernels, equations, (operands, saved))
-    return Hopper(
-        Layouts(plan.spec.head_dim.qk, rows),
-        [equations, sweep],
-        launcher,
-        _imported(builder, kernels, launcher),
+    launcher = _launcher(builder, kernels, equations, call)
+    layouts, names = Layouts(spec.head_dim.qk, rows), _imported(builder, launcher)
+    file = HopperFile(opening(spec), names, layouts, [equations, sweep], launcher)
+    modules = ("functools", "warnings")
+    return Made(
+        InFile(
+            GluonOpening(None),
+            ChipChoice(spec.name, single=False),
+            f"{CHIP.module}().{FUNCTION}",
+            modules,
+        ),
+        InFile(
+            GluonOpening(layouts),
+            ChipChoice(spec.name, single=True),
+            FUNCTION,
+            ("collections", *modules),
+            (equations, sweep, launcher),
+        ),
+        Source(CHIP.file, file, arch=CHIP.arch),
     )
 
 
@@ -338,7 +337,7 @@ def _launcher(
     builder: Builder,
     kernels: Kernels,
     equations: Equations,
-    names: tuple[list[str], list[str]],
+    call: Call,
 ) -> Launcher:
     plan, spec, steps = builder.plan, builder.spec, Steps(builder.plan)
     made, found = steps.made(), {step.kernel: step for step in steps.chunks(kernels)}
@@ -354,7 +353,7 @@ def _launcher(
     gates, inverse = found.get("_gates_kernel"), found["_inverse_kernel"]
     first = [_tabled(gates)] if gates is not None else []
     return Launcher(
-        operands=names[0],
+        operands=call.operands,
         keeps=keeps(plan),
         state_shape=f"(N, HV, {size.qk}, {size.v})",
         state_dtype=TORCH_DTYPES[spec.state_dtype],
@@ -366,7 +365,7 @@ def _launcher(
         factors=equations.factors,
         solve=_of_keys(found["_solve_kernel"]),
         finish=steps.finish(kernels),
-        saved=names[1],
+        saved=call.saved,
     )
 
 
@@ -385,7 +384,7 @@ def _of_keys(step: Step) -> Launched:
     return replace(_tabled(step), made=[], arguments=arguments)
 
 
-def _imported(builder: Builder, kernels: Kernels, launcher: Launcher) -> list[str]:
+def _imported(builder: Builder, launcher: Launcher) -> list[str]:
     """Return the names that `hopper.py` imports from `triton.py`."""
     launched = [one for one in launcher.steps if one.table]
     launched += [launcher.solve] if launcher.keeps else []

@@ -1,19 +1,8 @@
-"""The forward kernels for Hopper: the chip, the specs that have them, and factors of tokens."""
+"""The specs that have forward kernels for Hopper, and the factors of tokens in them."""
 
 from __future__ import annotations
 
-from kgen.family import Chip, Lazy
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
-
-CHIP = Chip(
-    file="hopper.py",
-    arch="sm_90a",
-    module="_hopper",
-    choice="_on_hopper",
-    interpreter="the Gluon interpreter",
-    cases=Lazy("kgen.kernels.linear_attention.verify.hopper"),
-)
-CHIPS = (CHIP,)
 
 CHUNK = 64
 """The tokens of a chunk, and the rows of an accumulator of wgmma."""
@@ -33,11 +22,6 @@ def without_kernels(plan: LinearAttentionPlan) -> str | None:
         f"chunks have {spec.chunk_size} tokens, not {CHUNK}": spec.chunk_size != CHUNK,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def keeps(plan: LinearAttentionPlan) -> bool:
-    """True if the operator of forward has the flag `keep`: tensors for backward are optional."""
-    return without_kernels(plan) is None and plan.backward and plan.spec.saves_states
 
 
 def factors(plan: LinearAttentionPlan) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from kgen.kernels.linear_attention.plan.hopper import CHIP
+from kgen.kernels.linear_attention.schedules.hopper import CHIP
 from kgen.kernels.linear_attention.verify.cases import run_drawn
 from kgen.kernels.linear_attention.verify.inputs import Case, fitted
 from kgen.kernels.linear_attention.verify.problem import Problem
