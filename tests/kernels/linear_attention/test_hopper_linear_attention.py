@@ -212,11 +212,12 @@ MUTANTS = {
     ),
 }
 RACES = {
-    "keys freed before the last product": (
-        "        known = warpgroup_mma_wait(0, deps=[known])\n",
-        "        known = warpgroup_mma_wait(0, deps=[known])\n        _release(updates, n)\n",
-        "        _release(updates, n)\n        _release(outputs, n)\n",
-        "        _release(outputs, n)\n",
+    "all freed before the last products": (
+        "        out = warpgroup_mma_wait(0, deps=[out])\n        out = out",
+        "        out = warpgroup_mma_wait(0, deps=[out])\n        _release(updates, n)\n"
+        "        _release(outputs, n)\n        out = out",
+        "        _release(updates, n)\n        _release(outputs, n)\n        low_out",
+        "        low_out",
     ),
     "P freed before the last product": (
         "        out = warpgroup_mma(gl.convert_layout(low_new",
