@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b6124b70107af34c
-# body (hash of the text below): 2741e7d039c6e9f1
+# inputs (hash of spec and templates): ce75c46642fc4d20
+# body (hash of the text below): 4fa277dd819d5d52
 """Delta rule without decay, as in DeltaNet.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -101,10 +101,8 @@ def _equations_hopper_kernel(
 
 
 # A program of the Gluon kernel processes the chunks of one sequence in order, for 64 columns of v of one head. State
-# and
-# results are transposed: their rows are columns of v. So the state stays in accumulators of wgmma, and factors of
-# tokens
-# multiply columns. In the words of triton.py, a chunk is
+# and results are transposed: their rows are columns of v. So the state stays in accumulators of wgmma, and factors of
+# tokens multiply columns. For each chunk:
 #
 #     known = state @ k^T
 #     rest = v^T * betas - known * before
@@ -112,10 +110,10 @@ def _equations_hopper_kernel(
 #     out = (state @ q^T) * queried + new @ P^T
 #     state = state * last + (new * after) @ k
 #
-# `known` has the values that the state before the chunk has for its keys.
-# One warpgroup, the consumer, computes. One warp, the producer, loads tiles by TMA into rings of slots.
-# ptxas overlaps a product only if two conditions hold. No register of a product's operand is written while another
-# product is in flight. Between start and wait of a product, there is a loop: `_again` is one without a turn.
+# `known` has the values that the state before the chunk has for its keys. One warpgroup, the consumer, computes. One
+# warp, the producer, loads tiles by TMA into rings of slots.
+# ptxas overlaps products under two conditions. While a product is in flight, no register of another product's operand
+# is written. Between start and wait of a product, there is a loop: `_again` is one without a turn.
 
 
 class Ring(NamedTuple):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 2926233dbb89ff3e
-# body (hash of the text below): 09e85308d4b4b7a4
+# inputs (hash of spec and templates): 287b55f5c225c618
+# body (hash of the text below): 695eee2f89111f4e
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -108,10 +108,8 @@ def _equations_hopper_kernel(
 
 
 # A program of the Gluon kernel processes the chunks of one sequence in order, for 64 columns of v of one head. State
-# and
-# results are transposed: their rows are columns of v. So the state stays in accumulators of wgmma, and factors of
-# tokens
-# multiply columns. In the words of triton.py, a chunk is
+# and results are transposed: their rows are columns of v. So the state stays in accumulators of wgmma, and factors of
+# tokens multiply columns. For each chunk:
 #
 #     known = state @ k^T
 #     rest = v^T * betas - known * before
@@ -119,10 +117,10 @@ def _equations_hopper_kernel(
 #     out = (state @ q^T) * queried + new @ P^T
 #     state = state * last + (new * after) @ k
 #
-# `known` has the values that the state before the chunk has for its keys.
-# One warpgroup, the consumer, computes. One warp, the producer, loads tiles by TMA into rings of slots.
-# ptxas overlaps a product only if two conditions hold. No register of a product's operand is written while another
-# product is in flight. Between start and wait of a product, there is a loop: `_again` is one without a turn.
+# `known` has the values that the state before the chunk has for its keys. One warpgroup, the consumer, computes. One
+# warp, the producer, loads tiles by TMA into rings of slots.
+# ptxas overlaps products under two conditions. While a product is in flight, no register of another product's operand
+# is written. Between start and wait of a product, there is a loop: `_again` is one without a turn.
 
 
 class Ring(NamedTuple):
