@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 11fcd262bb650fbc
-# body (hash of the text below): 53c7c88c77368b83
+# inputs (hash of spec and templates): e178fd98cbfe0074
+# body (hash of the text below): 119eafab789e9a00
 """Gated delta rule with an RMS norm and a gate of the output, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -28,6 +28,8 @@ Usage:
 Needs Triton 3.4 (torch 2.8) or newer.
 """
 
+import functools
+import warnings
 from typing import Optional
 
 # This file is named triton.py. If its folder is on sys.path, `import triton` imports this file, not Triton: raise.
@@ -44,11 +46,15 @@ if TRITON < (3, 4):
     raise ImportError(f"gated_delta_net needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 try:
     from ._launch import (
-        _arch_for, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once, _operator,
-        _real, _register_autograd, _tile,
+        _arch_for, _by_tma, _cast, _cdiv, _dense, _launch, _layouts, _library, _no_gradients, _no_tangents, _once,
+        _operator, _real, _register_autograd, _tile, _transformed,
     )
 except ImportError:
     raise ImportError("gated_delta_net: _launch.py is missing or of another version. Copy or render all files")
+
+# hopper.py is written in Gluon, an experimental language of Triton. hopper.py is verified with these Triton versions.
+# With other versions, the portable kernels of this file run.
+GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOWEST = tl.constexpr(-160.0)  # 2**-160 is 0 in float32; sums of larger decays would lose accuracy
 BT = tl.constexpr(64)
@@ -350,7 +356,7 @@ def _solve_kernel(
     stride_k_b: tl.int64, stride_k_h: tl.int64, stride_v_b: tl.int64, stride_v_h: tl.int64,
     T, NT,
     stride_k_t: tl.constexpr, stride_k_c: tl.constexpr, stride_v_t: tl.constexpr, stride_v_c: tl.constexpr,
-    H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
     """Compute products of the inverse for one (chunk, head): U with values, W with decayed keys."""
     pid = tl.program_id(0)
@@ -369,7 +375,7 @@ def _solve_kernel(
     t = tl.load(inverse_ptr + rows[:, None] * BT + i[None, :])
     betas = tl.load(betas_ptr + rows)
     # Factors of updates multiply rows of v and k. In a column of t, one rounding would change a whole row.
-    for start in tl.static_range(0, V, BLOCK_V):
+    for start in tl.static_range(0, V if VALUES else 0, BLOCK_V):
         v = tl.load(v_rows + (start + offs_v)[None, :] * stride_v_c, mask=live, other=0.0)
         v = (v * betas[:, None]).to(t.dtype)
         tl.store(U_ptr + rows[:, None] * V + (start + offs_v)[None, :], tl.dot(t, v).to(U_ptr.dtype.element_ty))
@@ -949,7 +955,37 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_net")
-_LIBRARY = _library("kgen_ac11781f0d3715d1", "gated_delta_net")
+_LIBRARY = _library("kgen_8826fd19985ea7ba", "gated_delta_net")
+
+
+@functools.cache
+def _hopper():
+    """Import and return the module of the Hopper kernels."""
+    from . import hopper
+    return hopper
+
+
+@functools.cache
+def _portable_because(device):
+    """Return why a device needs portable kernels, or "". Warn if Triton's version or a failed import is the reason."""
+    if _arch(device) != 90:
+        return "the compute capability of the device is not 9.0"
+    if TRITON not in GLUON_TRITONS:
+        known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
+    else:
+        try:
+            _hopper()
+            return ""
+        except ImportError as error:
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"gated_delta_net: using portable kernels. {why}", UserWarning, stacklevel=2)
+    return why
+
+
+def _on_hopper(*tensors):
+    """True if `_portable_because` finds no reason against the Hopper kernels, and TMA can load the tensors."""
+    return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
 def _sizes(q, v):
@@ -1014,6 +1050,7 @@ def _chunks(q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, final, wi
         _solve_kernel, slots * HV, layouts,
         k, v, G, betas, inverse, W, U, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
         stride_k_t=k.stride(1), stride_k_c=k.stride(3), stride_v_t=v.stride(1), stride_v_c=v.stride(3), H=H, HV=HV,
+        VALUES=True,
         **tile,
     )
     tile = _tile(_STATES_TILES, arch)
@@ -1032,13 +1069,13 @@ def _chunks(q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, final, wi
 @_operator(_LIBRARY, "gated_delta_net")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, z: Tensor, w: Tensor,
-    initial_state: Optional[Tensor], scale: float, final: bool, within: bool,
+    initial_state: Optional[Tensor], scale: float, final: bool, within: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v = q.float(), k.float(), v.float()
         o, final_state, ends, G, betas, q_mapped, k_mapped, inverse, W, new, states, o_raw = _forward_op(
-            q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, final, within,
+            q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, final, within, keep,
         )
         return (
             o.bfloat16(), final_state, ends, G, betas, q_mapped.bfloat16(), k_mapped.bfloat16(), inverse.bfloat16(),
@@ -1046,6 +1083,11 @@ def _forward_op(
         )
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     layouts = _layouts(q, k, v, a, a_log, dt_bias, b, z, w, initial_state)
+    if _on_hopper(q, k, v):
+        with torch.cuda.device_of(q):
+            return _hopper().forward_on_hopper(
+                layouts, q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, final, within, keep,
+            )
     with torch.cuda.device_of(q):
         final_state, ends, G, betas, q_mapped, k_mapped, inverse, W, new, states = _chunks(
             q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, final, within,
@@ -1068,23 +1110,27 @@ def _forward_op(
             stride_w_c=w.stride(0), HV=HV,
             **tile,
         )
+    if not keep:
+        G, betas, q_mapped, k_mapped, inverse, W, new, states, o_raw = (
+            x.new_empty(0) for x in (G, betas, q_mapped, k_mapped, inverse, W, new, states, o_raw)
+        )
     return o, final_state, ends, G, betas, q_mapped, k_mapped, inverse, W, new, states, o_raw
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
 def _(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, b: Tensor, z: Tensor, w: Tensor,
-    initial_state: Optional[Tensor], scale: float, final: bool, within: bool,
+    initial_state: Optional[Tensor], scale: float, final: bool, within: bool, keep: bool,
 ):
     B, T, H, HV, N, NT, slots = _sizes(q, v)
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
     ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
-    return (
-        v.new_empty(v.shape), final_state, ends, q.new_empty((slots, HV, 64), dtype=torch.float32),
-        q.new_empty((slots, HV, 64), dtype=torch.float32), q.new_empty(q.shape), k.new_empty(k.shape),
-        q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 128)), q.new_empty((slots, HV, 64, 128)),
-        q.new_empty((slots, HV, 128, 128)), v.new_empty(v.shape),
+    saved = (
+        q.new_empty((slots, HV, 64), dtype=torch.float32), q.new_empty((slots, HV, 64), dtype=torch.float32),
+        q.new_empty(q.shape), k.new_empty(k.shape), q.new_empty((slots, HV, 64, 64)), q.new_empty((slots, HV, 64, 128)),
+        q.new_empty((slots, HV, 64, 128)), q.new_empty((slots, HV, 128, 128)), v.new_empty(v.shape),
     )
+    return v.new_empty(v.shape), final_state, ends, *(saved if keep else (x.new_empty(0) for x in saved))
 
 
 @_operator(_LIBRARY, "gated_delta_net_backward")
@@ -1117,6 +1163,8 @@ def _backward_op(
     layouts = _layouts(do, dfinal_state, q, k, v, a, a_log, dt_bias, b, z, w, initial_state)
     arch, initial, final = _arch(q.device), initial_state is not None, dfinal_state is not None
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial else 0, dtype=torch.float32)
+    if slots and not states.numel():
+        raise RuntimeError("gated_delta_net: forward ran without gradients, so it kept nothing for backward")
     with torch.cuda.device_of(q):
         q_raw, q = q, q_mapped
         k_raw, k = k, k_mapped
@@ -1222,7 +1270,7 @@ def _(
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, final, within = inputs
+    q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, final, within, keep = inputs
     _, _, ends, G, betas, q_mapped, k_mapped, inverse, W, new, states, o_raw = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(ends, G, betas, q_mapped, k_mapped, inverse, W, new, states, o_raw)
@@ -1250,7 +1298,7 @@ def _backward(ctx, do, dfinal_state, *_):
     )
     return (
         dq, dk, dv, grad_a, grad_a_log, grad_dt_bias, grad_b, grad_z, grad_w,
-        None if initial_state is None else dinitial_state, None, None, None,
+        None if initial_state is None else dinitial_state, None, None, None, None,
     )
 
 
@@ -1348,8 +1396,11 @@ def gated_delta_net(
     _no_tangents("gated_delta_net", q, k, v, a, a_log, dt_bias, b, z, w, initial_state)
     scale = 128 ** -0.5 if scale is None else _real("gated_delta_net", "scale", scale)
     initial_state = None if initial_state is None else initial_state.contiguous()
+    learned = (q, k, v, a, a_log, dt_bias, b, z, w, initial_state)
+    needs = _transformed() or any(x is not None and x.requires_grad for x in learned)
+    keep = torch.is_grad_enabled() and needs
     o, final_state, ends = _forward_op(
-        q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, bool(output_final_state), bool(return_states),
+        q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, bool(output_final_state), bool(return_states), keep,
     )[:3]
     if return_states:
         return (

@@ -102,7 +102,7 @@ def of_another_spec(loaded: Any, files: Sequence[Emitted]) -> list[Path]:
     return [
         path
         for file in files
-        for path in parts(file.path)
+        for path in dict.fromkeys(parts(file.path))
         if path.name in now and inputs_hash(path.read_text(encoding="utf-8")) != now[path.name]
     ]
 

@@ -55,7 +55,7 @@ Ledger = dict[str, dict[str, Any]]
 def file_hash(path: Path) -> str:
     """Return the sha256 of the programs in an emitted file and the files that belong to it."""
     return hashlib.sha256(
-        b"".join(program(read_file(p), p.suffix) for p in parts(path))
+        b"".join(program(read_file(p), p.suffix) for p in dict.fromkeys(parts(path)))
     ).hexdigest()
 
 

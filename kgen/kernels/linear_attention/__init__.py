@@ -11,6 +11,7 @@ FAMILY = Family(
     verification=Verification(
         problem=Lazy("kgen.kernels.linear_attention.verify.problem:problem_of"),
         cases=Lazy("kgen.kernels.linear_attention.verify.cases"),
+        chips=Lazy("kgen.kernels.linear_attention.schedules:CHIPS"),
     ),
     bench=Bench(
         shape=Lazy("kgen.kernels.linear_attention.bench.shape"),

@@ -20,6 +20,7 @@ from kgen.kernels.linear_attention.plan.planning import (
     LinearAttentionPlan,
     plan_linear_attention,
 )
+from kgen.kernels.linear_attention.schedules import SCHEDULES
 from kgen.pages.model import (
     Block,
     Code,
@@ -192,6 +193,8 @@ def _kernels(plan: LinearAttentionPlan) -> Iterator[Block]:
         yield Prose(words(_step_words(plan)))
     if plan.backward:
         yield Prose(words(_saved_words(plan)))
+    for schedule in SCHEDULES:
+        yield Prose(quoting(schedule.explained(plan)))
 
 
 def _heads(plan: LinearAttentionPlan) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.kernels.linear_attention.adapt.fla import Verbatim
 from kgen.kernels.linear_attention.plan.planning import plan_linear_attention
+from kgen.kernels.linear_attention.schedules import keeps
 from kgen.kernels.linear_attention.targets.triton.interface import Arguments, Interface
 from kgen.kernels.linear_attention.targets.triton.launcher import Launcher
 from kgen.kernels.linear_attention.targets.triton.sources import module
@@ -66,6 +67,8 @@ class Package(ImportsLaunch):
     """A Python tuple with True for each of q, k, v and the buffers that has tokens."""
     saved: str
     """The same for the tensors that forward saves for backward."""
+    flags: str
+    """A Python tuple with the arguments of forward that make it save them."""
     learned: str
     """A Python tuple with the positions of the buffers with gradients."""
     packed: bool
@@ -170,6 +173,7 @@ def _package(loaded: Loaded, package: str, part: str) -> Package:
         state_dtype=words.state_dtype,
         by_token=repr((True, True, True, *tokens.values())),
         saved=repr(tuple(name in BY_TOKEN for name in launcher.saved)),
+        flags=repr((True,) if keeps(plan) else ()),
         learned=repr(tuple(map(plan.buffers.index, learned))),
         packed=spec.varlen,
         delta=plan.delta,

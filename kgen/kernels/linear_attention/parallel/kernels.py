@@ -19,6 +19,7 @@ class Kernels:
     name: the function of the package.
     by_token: for q, k, v and each buffer, True if it has tokens.
     saved: for each tensor that forward saves, True if it has tokens, False if it has chunks.
+    flags: the arguments of the operator of forward that make it save them.
     learned: the buffers with gradients, by their position after q, k and v.
     packed: True for packed sequences.
     delta: True for the delta rule.
@@ -32,6 +33,7 @@ class Kernels:
     name: str
     by_token: tuple[bool, ...]
     saved: tuple[bool, ...]
+    flags: tuple[bool, ...]
     learned: tuple[int, ...]
     packed: bool
     delta: bool
@@ -79,7 +81,7 @@ class Tokens:
 
     def forward(self, state: Tensor | None) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the output, the final states, and the tensors for backward."""
-        operands = *self.tensors, *self.offsets, state, self.scale, True, False
+        operands = *self.tensors, *self.offsets, state, self.scale, True, False, *self.kernels.flags
         o, final, _, *saved = self.kernels.module._forward_op(*operands)
         return o, final, saved
 

@@ -65,8 +65,14 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     """Return the verdict on each output of a call: `o` and `final_state`, the gradients for
     `backward`, or `o` and `state` for `decode`.
     """
+    known = _cases(subject.problem, group, quick=False)
+    (case,) = (case for case in known if case.name == name)
+    return run_drawn(subject, group, case)
+
+
+def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
+    """Return the verdict on each output of a call with the inputs of a case."""
     problem, device = subject.problem, subject.device
-    (case,) = (case for case in _cases(problem, group, quick=False) if case.name == name)
     inputs = draw(problem, case, device)
     if group == "decode":
         return _run_steps(subject, inputs)

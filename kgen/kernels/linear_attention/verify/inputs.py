@@ -102,25 +102,25 @@ class Inputs:
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     """Return the cases of a spec. `quick` cases are small enough for Triton's interpreter."""
-    return _fitted(problem, _wanted(problem, quick))
+    return fitted(problem, _wanted(problem, quick))
 
 
 def decode_cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     """Return the cases of the function that steps a state. It has no initial and final state."""
-    return _fitted(problem, _steps(problem, quick))
+    return fitted(problem, _steps(problem, quick))
 
 
-def _fitted(problem: Problem, wanted: Iterator[Case]) -> tuple[Case, ...]:
+def fitted(problem: Problem, wanted: Iterator[Case]) -> tuple[Case, ...]:
     """Return each distinct case, with the sizes that the spec allows."""
     found: dict[str, Case] = {}
     for case in wanted:
         if problem.varlen:
-            fitted = replace(case, batch=1)
+            own = replace(case, batch=1)
         else:
-            fitted = replace(case, lengths=(sum(case.lengths),), long_offsets=False, tail=0)
-        fitted = replace(fitted, heads=problem.heads or case.heads)
-        if not any(replace(fitted, name=name) == other for name, other in found.items()):
-            found[fitted.name] = fitted
+            own = replace(case, lengths=(sum(case.lengths),), long_offsets=False, tail=0)
+        own = replace(own, heads=problem.heads or case.heads)
+        if not any(replace(own, name=name) == other for name, other in found.items()):
+            found[own.name] = own
     return tuple(found.values())
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
+from kgen.kernels.linear_attention.schedules import keeps
 from kgen.kernels.linear_attention.targets.triton.finishing import Finish, Finishing
 from kgen.kernels.linear_attention.targets.triton.functions import (
     ROWS,
@@ -173,6 +174,12 @@ class Solve(Kernel):
     """The kernel that multiplies values and keys by the inverse of a chunk."""
 
     template: ClassVar[str] = "linear_attention/triton/_solve.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = ("optional_values",)
+    FLAG: ClassVar[str] = "VALUES"
+    """The constant of a kernel whose launch may leave out U."""
+
+    optional_values: bool = False
+    """True if the kernel has this constant."""
 
 
 @dataclass(frozen=True)
@@ -342,10 +349,15 @@ class Builder:
     def solve(self) -> Solve:
         results = [Operand("W"), Operand("U")]
         operands = [K, V, *self.decays, *self.betas, Operand("inverse"), *results]
+        optional = keeps(self.plan)
         signature = chunk_signature(
-            self.plan, "_solve_kernel", operands, tile=("BLOCK_K", "BLOCK_V")
+            self.plan,
+            "_solve_kernel",
+            operands,
+            constants=("H", "HV", *((Solve.FLAG,) if optional else ())),
+            tile=("BLOCK_K", "BLOCK_V"),
         )
-        return Solve(signature, self.chunk, self.traits)
+        return Solve(signature, self.chunk, self.traits, optional)
 
     def states(self) -> States:
         delta = self.traits.delta

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
+from kgen.kernels.linear_attention.schedules import keeps, schedule_of
 from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels
 from kgen.kernels.linear_attention.targets.triton.interface import (
     STEPPED,
@@ -16,6 +18,7 @@ from kgen.kernels.linear_attention.targets.triton.interface import (
     Interface,
 )
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
+from kgen.kernels.linear_attention.targets.triton.made import InFile
 from kgen.kernels.linear_attention.targets.triton.steps import Step, Steps
 from kgen.targets import opening
 from kgen.targets.launching import LaunchFunctions
@@ -50,7 +53,7 @@ class Backward(Template):
     """The operator of the backward pass."""
 
     template: ClassVar[str] = "linear_attention/triton/_backward.j2"
-    optional_fields: ClassVar[tuple[str, ...]] = ("first",)
+    optional_fields: ClassVar[tuple[str, ...]] = ("first", "keeps")
 
     name: str
     bf16: bool
@@ -84,6 +87,8 @@ class Backward(Template):
     """The tensors that autograd keeps."""
     returned: list[str]
     """The gradient of each operand of forward, or None."""
+    keeps: bool
+    """True if forward keeps tensors only on request."""
 
     def launch_functions(self) -> Iterable[str]:
         rows = ["_cdiv"] if self.first else []
@@ -95,7 +100,7 @@ class Launcher(Template):
     """Tile lookup, operators, and the spec's functions."""
 
     template: ClassVar[str] = "linear_attention/triton/_launcher.j2"
-    optional_fields: ClassVar[tuple[str, ...]] = ("finish",)
+    optional_fields: ClassVar[tuple[str, ...]] = ("finish", "choice", "keep")
 
     name: str
     launching: LaunchFunctions | None
@@ -126,13 +131,22 @@ class Launcher(Template):
     """The call that allocates the states after chunks."""
     fakes: list[str]
     """Calls that allocate the results."""
+    fakes_of_saved: list[str]
     backward: Backward | None
     function: Function
     decoding: Decoding | None
+    choice: Template | None
+    """The function that decides between the kernels of a chip and portable ones."""
+    chosen: str
+    """Its name."""
+    of_chip: str
+    """The function that launches the kernels of the chip."""
+    keep: str
+    """The flag by which forward keeps tensors for backward, after other arguments, or empty."""
 
     def launch_functions(self) -> Iterable[str]:
         names = ("_arch_for", "_cdiv", "_launch", "_layouts", "_library", "_operator", "_tile")
-        return names
+        return (*names, "_transformed") if self.keep else names
 
 
 def launcher(
@@ -140,12 +154,13 @@ def launcher(
     kernels: Kernels,
     backward: BackwardKernels | None,
     launching: LaunchFunctions | None,
+    own: InFile | None,
 ) -> Launcher:
-    """Return the launcher of a plan."""
+    """Return the launcher of a plan. `own` are the parts of the kernels for one chip."""
     plan, spec, steps = interface.plan, interface.spec, Steps(interface.plan)
-    held, operands = steps.held(kernels), _operands(interface)
-    saved = _saved(steps, held) if plan.backward else []
-    typed = [f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands]
+    held, operands, saved = steps.held(kernels), _operands(interface), saved_of(plan, kernels)
+    typed = [f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands_of(interface)]
+    schedule = schedule_of(plan)
     return Launcher(
         name=spec.name,
         launching=launching,
@@ -167,9 +182,14 @@ def launcher(
         state_dtype=TORCH_DTYPES[spec.state_dtype],
         ends=steps.made()["ends"].call("states"),
         fakes=["v.new_empty(v.shape)", "final_state", "ends", *(_fake(steps, n) for n in saved)],
+        fakes_of_saved=[_fake(steps, n) for n in saved],
         backward=_backward(interface, kernels, backward, steps) if backward else None,
         function=_function(interface),
         decoding=_decoding(interface, kernels, steps) if kernels.decode else None,
+        choice=own.choice if own is not None else None,
+        chosen=schedule.chip.choice if schedule is not None else "",
+        of_chip=own.function if own is not None else "",
+        keep=", keep" if keeps(plan) else "",
     )
 
 
@@ -180,6 +200,7 @@ _TYPES = {
     "scale": "float",
     "final": "bool",
     "within": "bool",
+    "keep": "bool",
 }
 
 
@@ -203,6 +224,17 @@ def _fake(steps: Steps, name: str) -> str:
     return apart[name] if name in apart else steps.made()[name].call("")
 
 
+def saved_of(plan: LinearAttentionPlan, kernels: Kernels) -> list[str]:
+    """Return the results of forward that backward reads."""
+    steps = Steps(plan)
+    return _saved(steps, steps.held(kernels)) if plan.backward else []
+
+
+def operands_of(interface: Interface) -> list[str]:
+    """Return the operands of the operator of forward."""
+    return [*_operands(interface), *(["keep"] if keeps(interface.plan) else [])]
+
+
 def _operands(interface: Interface) -> list[str]:
     return [*interface.tensors, *interface.packing, "initial_state", "scale", "final", "within"]
 
@@ -217,7 +249,7 @@ def _backward(
     operands = ["do", "dfinal_state", *kept, "scale"]
     gradients = list(plan.learned)
     likes = ["q", "k", "v", *gradients]
-    returned = dict.fromkeys(_operands(interface), "None") | {n: f"grad_{n}" for n in gradients}
+    returned = dict.fromkeys(operands_of(interface), "None") | {n: f"grad_{n}" for n in gradients}
     returned |= {name: f"d{name}" for name in ("q", "k", "v")}
     returned["initial_state"] = "None if initial_state is None else dinitial_state"
     return Backward(
@@ -239,10 +271,11 @@ def _backward(
         sums=steps.sums(),
         gradients=gradients,
         likes=likes,
-        inputs=_operands(interface),
+        inputs=operands_of(interface),
         saved=saved,
         kept=kept,
         returned=list(returned.values()),
+        keeps=keeps(plan),
     )
 
 
@@ -250,6 +283,14 @@ def _function(interface: Interface) -> Function:
     spec = interface.spec
     operands = ", ".join(_operands(interface)[:-2])
     asked = "bool(output_final_state), bool(return_states)"
+    learned = ", ".join(["q", "k", "v", *interface.plan.learned, "initial_state"])
+    keep = [
+        f"learned = ({learned})",
+        "needs = _transformed() or any(x is not None and x.requires_grad for x in learned)",
+        "keep = torch.is_grad_enabled() and needs",
+    ]
+    if keeps(interface.plan):
+        asked += ", keep"
     rows = f"B, _cdiv(T, {spec.chunk_size}), HV, {interface.K}, {interface.V}"
     states = "ends" if spec.varlen else f"ends.view({rows})"
     kind = Function if spec.varlen else FunctionOfChunks
@@ -261,6 +302,7 @@ def _function(interface: Interface) -> Function:
         arguments=interface.arguments(spec.name),
         made=[
             "initial_state = None if initial_state is None else initial_state.contiguous()",
+            *(keep if keeps(interface.plan) else []),
             f"o, final_state, ends = _forward_op({operands}, {asked})[:3]",
             "if return_states:",
             f"    return (o, final_state, {states}) if output_final_state else (o, {states})",

@@ -89,6 +89,7 @@ VALUES = {
     "FINAL": "final",
     "STATES": "stepped",
     "ENDS": "within",
+    "VALUES": "True",
     "PARTS": "dG.shape[0]",
     "BETA_PARTS": "dbetas.shape[0]",
 }

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from kgen.expr.functions import in_order
 from kgen.expr.unparse import show
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan, plan_linear_attention
+from kgen.kernels.linear_attention.schedules import schedule_of
 from kgen.kernels.linear_attention.targets.triton.functions import Function, Functions
 from kgen.kernels.linear_attention.targets.triton.gradients import (
     BackwardBuilder,
@@ -16,7 +17,13 @@ from kgen.kernels.linear_attention.targets.triton.gradients import (
 )
 from kgen.kernels.linear_attention.targets.triton.interface import Interface
 from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels
-from kgen.kernels.linear_attention.targets.triton.launcher import Launcher, launcher
+from kgen.kernels.linear_attention.targets.triton.launcher import (
+    Launcher,
+    launcher,
+    operands_of,
+    saved_of,
+)
+from kgen.kernels.linear_attention.targets.triton.made import Call, Made
 from kgen.kernels.linear_attention.targets.triton.signatures import KernelSignature
 from kgen.kernels.linear_attention.targets.triton.steps import TileTable, tables
 from kgen.spec.load import Loaded
@@ -31,6 +38,7 @@ class Module(ImportsLaunch):
     """`triton.py`."""
 
     template: ClassVar[str] = "linear_attention/triton/linear_attention.j2"
+    optional_fields: ClassVar[tuple[str, ...]] = ("named_tuples", "opening_of_chip")
 
     name: str
     summary: str
@@ -53,12 +61,16 @@ class Module(ImportsLaunch):
     """The modules of the standard library that the file imports."""
     launching: LaunchFunctions | None
     """The functions of all launchers, if the file contains their text."""
+    named_tuples: bool
+    opening_of_chip: Template | None
+    """The statements after the imports that the kernels for one chip need."""
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """Return the one file of this target."""
+    """Return the files of this target."""
     plan = plan_linear_attention(loaded)
     interface = Interface(plan, loaded.called)
+    own = _of_chip(plan, interface)
     return [
         Source(
             "triton.py",
@@ -69,8 +81,21 @@ def sources(loaded: Loaded) -> list[Source]:
             offers=(f"{plan.spec.name}_decode",) if plan.decode else (),
             signature=interface.signature(),
             docstring=interface.docstring(),
-        )
+        ),
+        *([own.beside] if own is not None else []),
     ]
+
+
+def _of_chip(plan: LinearAttentionPlan, interface: Interface) -> Made | None:
+    """Return the parts of the kernels for one chip, or None if a spec has none."""
+    schedule = schedule_of(plan)
+    if schedule is None:
+        return None
+    builder = Builder(plan, Functions(plan, set()))
+    kernels = builder.kernels()
+    call = Call(operands_of(interface), saved_of(plan, kernels))
+    made: Made = schedule.made(builder, kernels, call)
+    return made
 
 
 def module(plan: LinearAttentionPlan, called: Mapping[str, str], *, single: bool) -> Module:
@@ -82,6 +107,9 @@ def module(plan: LinearAttentionPlan, called: Mapping[str, str], *, single: bool
     backward = BackwardBuilder(builder, functions).kernels() if plan.backward else None
     texts = functions.all()
     launching = launching_of(single)
+    of_chip = _of_chip(plan, interface)
+    own = None if of_chip is None else of_chip.alone if single else of_chip.together
+    parts = own.parts if own is not None else ()
     return Module(
         name=spec.name,
         summary=opening(spec),
@@ -96,10 +124,12 @@ def module(plan: LinearAttentionPlan, called: Mapping[str, str], *, single: bool
         tile_tables=tables(plan, signatures(kernels, backward)),
         helpers=in_order(helpers),
         functions=texts,
-        kernels=[*_there(kernels).values(), *_there(backward).values()],
-        launcher=launcher(interface, kernels, backward, launching),
-        modules=modules_of(launching),
+        kernels=[*_there(kernels).values(), *_there(backward).values(), *parts],
+        launcher=launcher(interface, kernels, backward, launching, own),
+        modules=modules_of(launching, *(own.modules if own is not None else ())),
         launching=launching,
+        named_tuples=bool(parts),
+        opening_of_chip=own.opening if own is not None else None,
     )
 
 
