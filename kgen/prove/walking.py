@@ -192,6 +192,9 @@ class Walker:
                 return self.binary(type(op), *sides)
             case ast.UnaryOp(op=ast.USub(), operand=inner):
                 return self.negative(self.value(inner, env))
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                if isinstance(value := self.value(inner, env), bool):
+                    return not value
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self.binary(type(op), self.value(left, env), self.value(right, env))
             case ast.Call(func=function, args=args, keywords=keywords):
@@ -232,10 +235,15 @@ class Walker:
     # --- operations that subclasses extend ------------------------
 
     def both(self, values: list[Any], op: ast.boolop) -> Any:
-        """Return the conjunction or disjunction of values."""
-        if isinstance(op, ast.And):
-            return False if any(v is False for v in values) else values[-1]
-        return True if any(v is True for v in values) else values[-1]
+        """Return the conjunction or disjunction of values, of which one may be unknown."""
+        decides = isinstance(op, ast.Or)
+        known = [value for value in values if isinstance(value, bool | int)]
+        if any(bool(value) is decides for value in known):
+            return decides
+        unknown = [value for value in values if not isinstance(value, bool | int)]
+        if len(unknown) > 1:
+            raise Beyond(self.text)
+        return unknown[0] if unknown else not decides
 
     def attribute(self, value: Any, name: str) -> Any:
         """Return an attribute of a value."""

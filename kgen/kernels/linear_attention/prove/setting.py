@@ -174,7 +174,7 @@ def forward_and_backward(
     walker: LauncherWalker, inputs: Mapping[str, Tensor], buffers: Sequence[str], scale: float
 ) -> dict[str, Tensor]:
     """Run both operators. Return the gradients by input."""
-    values: Env = {**inputs, "scale": scale, "final": True, "within": True}
+    values: Env = {**inputs, "scale": scale, "final": True, "within": True, "keep": True}
     args = {name: values[name] for name in _parameters(walker, "_forward_op")}
     saved = walker.function("_forward_op", args)
     if "_backward_op" not in walker.file.functions:
