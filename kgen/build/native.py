@@ -148,6 +148,8 @@ def write_native(
     for file in AS_THEY_ARE:
         shutil.copyfile(root / "c" / file, folder / file)
     license = loaded.spec.license.in_comment()
+    if native.kernels is not None:
+        rows = [row for row in rows if row["kernel"] in native.kernels]
     tables = [_resolved(table, rows) for table in native.tiles]
     files = {
         f"{name}.h": native.header,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -41,6 +41,8 @@ class LauncherWalker(Walker):
     launches: list[Launch] = field(default_factory=list)
     tile: Mapping[str, int] | None = None
     """A tile for all kernels, instead of those of the tables."""
+    declined: Collection[str] = ()
+    """Functions that return False: they choose kernels for one chip, which have no proofs."""
     widest: dict[str, int | None] = field(default_factory=dict)
     """Bounds of strides of contiguous tensors."""
 
@@ -101,7 +103,7 @@ class LauncherWalker(Walker):
                 return self.arch
             case Named("_layouts" | "bool"), _:
                 return called
-            case Named("_on_hopper"), _:  # Proofs are about the kernels for every chip.
+            case Named(path), _ if path in self.declined:
                 return False
             case Named("_tile"), _ if self.tile is not None:
                 return self.tile

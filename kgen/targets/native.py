@@ -208,6 +208,8 @@ class Native:
     names: Sequence[str]
     """Launch arguments. The strides of a tensor are adjacent."""
     tiles: Sequence[Tiles]
+    kernels: Collection[str] | None = None
+    """The kernels that the launcher launches. None: all kernels of the package."""
     hint: str = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
     """The remedy in the message if no machine code fits a call."""
     operators: Operators | None = None

@@ -19,6 +19,7 @@ from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan, pla
 from kgen.kernels.linear_attention.prove.claims import EXACT, EXACT_BACK, EXACT_STEP
 from kgen.kernels.linear_attention.prove.recurrence import Recurrence, Sizes, decay, unknown
 from kgen.kernels.linear_attention.prove.setting import decoding, forward_and_backward
+from kgen.kernels.linear_attention.schedules import CHOICES
 from kgen.prove.arrays import PRIME, Array, field_of, root, strides, summed
 from kgen.prove.exact import ExactWalker
 from kgen.prove.functions import Beyond
@@ -141,7 +142,7 @@ def exact(loaded: Loaded, text_of: Text) -> Iterator[Obligation]:
 def _whole(loaded: Loaded, text: str) -> Iterator[Obligation]:
     """Yield that forward and backward equal the recurrence."""
     call = call_of(loaded, text)
-    launcher = LauncherWalker(call.file, tile=TILE)
+    launcher = LauncherWalker(call.file, tile=TILE, declined=CHOICES)
     gradients = forward_and_backward(launcher, call.tensors, call.plan.learned, call.scale)
     call.launch(launcher)
     out, final = call.recurrence().run()
@@ -209,7 +210,7 @@ def _decoded(loaded: Loaded, text: str) -> Iterator[Obligation]:
     """Yield that decoding steps the state as the recurrence does."""
     call = call_of(loaded, text)
     call.memory["initial_state"] = list(call.memory["state"])
-    launcher = LauncherWalker(call.file, tile=TILE)
+    launcher = LauncherWalker(call.file, tile=TILE, declined=CHOICES)
     decoding(launcher, call.tensors, call.scale)
     call.launch(launcher)
     out, final = call.recurrence().run()

@@ -10,6 +10,7 @@ from typing import Any
 import z3
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
+from kgen.kernels.linear_attention.schedules import CHOICES
 from kgen.kernels.linear_attention.spec import LinearAttentionSpec
 from kgen.prove.lanes import Num, Pointer, Tensor
 from kgen.prove.launching import (
@@ -104,7 +105,7 @@ def calls(
     found: list[LauncherWalker] = []
     gradients: dict[str, Tensor] = {}
     for arch in _chips(file) if chips is None else chips:
-        walker = LauncherWalker(file, arch=arch, facts=list(sizes.facts))
+        walker = LauncherWalker(file, arch=arch, facts=list(sizes.facts), declined=CHOICES)
         gradients = _run(walker, spec, inputs, buffers)
         found.append(walker)
         launches += walker.launches

@@ -17,6 +17,8 @@ SCHEDULES: tuple[Schedule, ...] = tuple(
 )
 CHIPS: tuple[Chip, ...] = tuple(schedule.chip for schedule in SCHEDULES)
 """The chips that have their own kernels in some files."""
+CHOICES: tuple[str, ...] = tuple(chip.choice for chip in CHIPS)
+"""The functions in emitted files that choose these kernels."""
 
 
 def schedule_of(plan: LinearAttentionPlan) -> Schedule | None:

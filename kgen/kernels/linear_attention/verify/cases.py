@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
+from unittest import mock
 
 import torch
 from torch import Tensor
 
+from kgen.kernels.linear_attention.schedules import CHOICES
 from kgen.kernels.linear_attention.verify.checks import CHECKS as CHECKS
 from kgen.kernels.linear_attention.verify.eager import eager, eager_steps
 from kgen.kernels.linear_attention.verify.inputs import (
@@ -334,13 +336,23 @@ def _compile(problem: Problem, case: Case, package: bool, function: Any) -> None
     drawn = draw(problem, case, "cpu")
     for keywords in _in_dtypes(drawn.keywords, package):
         inputs = replace(drawn, keywords=keywords)
-        call(function, inputs)
-        if "backward" in problem.passes and inputs.case.within is None:
-            wanted = differentiable(problem, inputs)
-            outputs = call(function, inputs)
-            torch.autograd.grad(
-                [outputs[name] for name in inputs.cotangents],
-                list(wanted.values()),
-                list(inputs.cotangents.values()),
-                allow_unused=True,
-            )
+        _call_with_gradients(problem, inputs, function)
+        choices = [name for name in CHOICES if name in function.__globals__]
+        if package and choices:
+            # C, and Python with tensors that TMA cannot load, run the kernels for every chip.
+            declined = dict.fromkeys(choices, lambda *_: False)
+            with mock.patch.dict(function.__globals__, declined):
+                _call_with_gradients(problem, inputs, function)
+
+
+def _call_with_gradients(problem: Problem, inputs: Inputs, function: Any) -> None:
+    call(function, inputs)
+    if "backward" in problem.passes and inputs.case.within is None:
+        wanted = differentiable(problem, inputs)
+        outputs = call(function, inputs)
+        torch.autograd.grad(
+            [outputs[name] for name in inputs.cotangents],
+            list(wanted.values()),
+            list(inputs.cotangents.values()),
+            allow_unused=True,
+        )

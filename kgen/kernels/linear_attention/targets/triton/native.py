@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan, plan_linear_attention
 from kgen.kernels.linear_attention.plan.tiles import Tile, tile_tables
+from kgen.kernels.linear_attention.schedules import schedule_of
 from kgen.kernels.linear_attention.targets.triton.functions import Functions
 from kgen.kernels.linear_attention.targets.triton.gradients import (
     BackwardBuilder,
@@ -178,6 +179,8 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
         layer_example(loaded, plan, calls.arguments, sizes),
         _names(plan, calls.signatures.values()),
         [Tiles(f"{n}_tiles", _rows(tile_tables(plan)[n])) for n in calls.signatures],
+        # Kernels for one chip are called from Python only.
+        [one.name for one in calls.signatures.values()] if schedule_of(plan) else None,
         HINT,
     )
 
