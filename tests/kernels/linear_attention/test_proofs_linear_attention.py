@@ -85,6 +85,17 @@ def test_rendering_proves_some_of_them() -> None:
     assert {INSIDE, POWERS} <= {what for _, what in some}
 
 
+@pytest.mark.parametrize("name", ["G", "seq", "W"])
+def test_buffers_with_names_of_kernels(name: str) -> None:
+    text = (
+        "kernel: linear_attention\nname: sample\ndtype: bf16\nhead_dim: 64\nchunk_size: 16\n"
+        f"buffers: {{{name}: {{shape: [T, HV], dtype: fp32, grad: true}}}}\n"
+        f"decay: -abs({name}[t, h])\nrule: delta\n"
+    )
+    loaded = loads(text, "sample.yaml")
+    all_proved([decide(o, TIMEOUT) for o in (*of_pairs(loaded), *exact(loaded, rendered))])
+
+
 @pytest.mark.parametrize("name", SAMPLE)
 def test_facts_can_be_true(name: str) -> None:
     """Contradicting facts would prove everything, and so would conditions that never hold."""

@@ -28,6 +28,7 @@ from kgen.prove.launching import LauncherWalker
 from kgen.prove.obligations import Obligation
 from kgen.prove.walking import File
 from kgen.spec.load import Loaded
+from kgen.spec.names import named_apart
 
 K, V = 4, 2
 TILE = {"BLOCK_K": 2, "BLOCK_V": 1, "ROWS": 16}
@@ -109,7 +110,7 @@ def small(loaded: Loaded, chunk: int | None) -> Loaded:
 
 def call_of(loaded: Loaded, text: str, extent: Extent) -> Call:
     """Return a call of the file of a small spec."""
-    plan = plan_linear_attention(loaded)
+    plan = plan_linear_attention(named_apart(loaded))
     chunk, packed = plan.spec.chunk_size, plan.spec.varlen
     H, HV = extent.H, extent.HV
     T, B = (chunk + 7, 1) if packed else (chunk + 3, extent.B)
