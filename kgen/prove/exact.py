@@ -35,6 +35,10 @@ from kgen.prove.walking import OPERATORS, Env, Method, Named, Walker
 Stub = Callable[..., Any]
 
 
+class Outside(Exception):
+    """An access outside of its tensor. The message names the element."""
+
+
 def _times(a: Any, b: Any) -> Any:
     """Return a product. Indices are so small that their products stay integers."""
     found = a * b
@@ -154,7 +158,7 @@ class ExactWalker(Walker):
     def _at(self, address: Numbers, at: int) -> int:
         """Return an offset, which must be inside of the tensor."""
         if not 0 <= at < len(self.memory[address.tensor]):
-            raise Beyond(f"element {at} of {address.tensor}, which it does not have: {self.text}")
+            raise Outside(f"element {at} of {address.tensor} does not exist: {self.text}")
         return at
 
     def store(self, address: Numbers, value: Any, mask: Any) -> None:

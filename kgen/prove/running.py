@@ -114,11 +114,13 @@ class KernelWalker(Walker):
         test = self.value(node.test, env)
         if isinstance(test, bool | int):
             return super().choose(node, env)
-        path = self.path
+        path, before = self.path, dict(env)
         for condition, body in ((test.term, node.body), (z3.Not(test.term), node.orelse)):
             self.path = (*path, condition)
-            if self.block(body, env) is not None:
+            branch = dict(before)
+            if self.block(body, branch) is not None:
                 raise Beyond(ast.unparse(node.test))
+            env |= branch
         self.path = path
         self._lose([node], env)
         return None
@@ -195,7 +197,7 @@ class KernelWalker(Walker):
                 self._with_stride(op, a, b) if isinstance(b, Stride) else super().binary(op, a, b)
             )
         if isinstance(a, Pointer) and op in (ast.Add, ast.Sub):
-            return self._added(a, b if op is ast.Add else super().binary(ast.Sub, 0, b))
+            return self._added(a, b if op is ast.Add else self.negative(b))
         if isinstance(b, Stride) or isinstance(a, Stride):
             return self._with_stride(op, a, b)
         shape = joined(shape_of(a), shape_of(b))
@@ -304,6 +306,10 @@ class KernelWalker(Walker):
     def negative(self, value: Any) -> Any:
         if isinstance(value, Data):
             return Data(shape=value.shape, names=value.names)
+        if isinstance(value, Num):
+            return self._of_integers(ast.Sub, self.num(0), value, value.shape)
+        if isinstance(value, Offset | Stride | Pointer | Lost):
+            raise Beyond(self.text)
         return super().negative(value)
 
     # --- names, attributes, calls ------------------------

@@ -1,7 +1,8 @@
 """The chunked form against the recurrence: all kernels run on a small call, exactly.
 
 The file is rendered with 4 columns of keys and 2 of values, and tiles of half of them. The chunks
-have the size of the spec. One sequence has a whole chunk and a short one.
+have the size of the spec. One sequence has a whole chunk and a short one. A second call has several
+sequences and heads of keys, which show wrong numbers of sequences and heads. Its chunks are short.
 """
 
 from __future__ import annotations
@@ -21,19 +22,40 @@ from kgen.kernels.linear_attention.prove.recurrence import Recurrence, Sizes, de
 from kgen.kernels.linear_attention.prove.setting import decoding, forward_and_backward
 from kgen.kernels.linear_attention.schedules import CHOICES
 from kgen.prove.arrays import PRIME, Array, field_of, root, strides, summed
-from kgen.prove.exact import ExactWalker
+from kgen.prove.exact import ExactWalker, Outside
 from kgen.prove.functions import Beyond
 from kgen.prove.lanes import Tensor
 from kgen.prove.launching import LauncherWalker
 from kgen.prove.obligations import Obligation
 from kgen.prove.walking import File
 from kgen.spec.load import Loaded
+from kgen.spec.names import named_apart
 
-K, V, H, HV = 4, 2, 1, 2
+K, V = 4, 2
 TILE = {"BLOCK_K": 2, "BLOCK_V": 1, "ROWS": 16}
 OF_ROWS = ("_finish_kernel", "_finish_back_kernel")
 """The kernels of the output's norm and expression, whose roots a field may lack."""
 Text = Callable[[Loaded], str]
+Wrong = Iterator[tuple[str, str, dict[str, str]]]
+"""A kernel, its obligation, and tensors with messages, which are empty if nothing is wrong."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The sizes of a call. `words` follow the names of its tensors."""
+
+    words: str
+    B: int
+    H: int
+    HV: int
+    chunk: int | None = None
+    """The size of chunks, if it is not that of the spec."""
+
+
+EXTENTS = (
+    Extent("", B=1, H=1, HV=2),
+    Extent(" of several sequences and heads", B=2, H=2, HV=4, chunk=16),
+)
 
 
 @dataclass
@@ -79,21 +101,23 @@ class Call:
         return Recurrence(self.plan, self.sizes, shapes, self.memory, self.scale, varied, direction)
 
 
-def small(loaded: Loaded) -> Loaded:
+def small(loaded: Loaded, chunk: int | None) -> Loaded:
     """Return a spec with few columns, which no check of specs allows."""
     spec = loaded.spec
     head_dim = type(spec.head_dim).model_construct(qk=K, v=V)
-    return replace(loaded, spec=spec.model_copy(update={"head_dim": head_dim}))
+    changes = {"head_dim": head_dim, "chunk_size": chunk or spec.chunk_size}
+    return replace(loaded, spec=spec.model_copy(update=changes))
 
 
-def call_of(loaded: Loaded, text: str) -> Call:
+def call_of(loaded: Loaded, text: str, extent: Extent) -> Call:
     """Return a call of the file of a small spec."""
-    plan = plan_linear_attention(loaded)
+    plan = plan_linear_attention(named_apart(loaded))
     chunk, packed = plan.spec.chunk_size, plan.spec.varlen
-    T, B = (chunk + 7 if packed else chunk + 3), 1
+    H, HV = extent.H, extent.HV
+    T, B = (chunk + 7, 1) if packed else (chunk + 3, extent.B)
     offsets = [0, chunk + 3, chunk + 3, chunk + 5]
-    ends = pairwise(offsets)
-    sequences = tuple((0, begin, end) for begin, end in ends) if packed else ((0, 0, T),)
+    rows = [(row, 0, T) for row in range(B)]
+    sequences = tuple((0, *ends) for ends in pairwise(offsets)) if packed else tuple(rows)
     call = Call(plan, File.of(text), Sizes(H, HV, K, V, sequences))
     for name, heads, width in (("q", H, K), ("k", H, K), ("v", HV, V), ("do", HV, V)):
         call.add(name, B, T, heads, width)
@@ -116,7 +140,7 @@ def _norms_have_roots(call: Call, B: int, T: int) -> None:
         return
     for name in ("q", "k"):
         function = unknown(f"{name}_map") if f"{name}_map" in call.plan.formulas else None
-        for start in range(0, B * T * H * K, K):
+        for start in range(0, B * T * call.sizes.H * K, K):
             while True:
                 row = call.memory[name][start : start + K]
                 mapped = row if function is None else [function(x) for x in row]
@@ -127,29 +151,37 @@ def _norms_have_roots(call: Call, B: int, T: int) -> None:
 
 def exact(loaded: Loaded, text_of: Text) -> Iterator[Obligation]:
     """Yield that results and gradients of the kernels are those of the recurrence."""
-    loaded = small(loaded)
-    text = text_of(loaded)
     steps = {("forward", EXACT): _whole}
     if "decode" in loaded.spec.passes:
         steps["decode", EXACT_STEP] = _decoded
     for (kernel, what), step in steps.items():
+        wrong: dict[tuple[str, str], dict[str, str]] = {}
         try:
-            yield from step(loaded, text)
+            for extent in EXTENTS:
+                own = small(loaded, extent.chunk)
+                for *key, found in step(call_of(own, text_of(own), extent)):
+                    named = {f"{name}{extent.words}": message for name, message in found.items()}
+                    wrong.setdefault((key[0], key[1]), {}).update(named)
         except Beyond as beyond:
             yield Obligation(kernel, what, beyond=str(beyond))
+            continue
+        except Outside as outside:
+            yield _stated(kernel, what, {"": str(outside)})
+            continue
+        for (of, claim), found in wrong.items():
+            yield _stated(of, claim, found)
 
 
-def _whole(loaded: Loaded, text: str) -> Iterator[Obligation]:
-    """Yield that forward and backward equal the recurrence."""
-    call = call_of(loaded, text)
+def _whole(call: Call) -> Wrong:
+    """Yield the tensors of forward and backward that differ from the recurrence."""
     launcher = LauncherWalker(call.file, tile=TILE, declined=CHOICES)
     gradients = forward_and_backward(launcher, call.tensors, call.plan.learned, call.scale)
     call.launch(launcher)
     out, final = call.recurrence().run()
     found = {"o": out, "final_state": final}
-    yield _stated("forward", EXACT, {n: _differs(call, n, x) for n, x in found.items()})
+    yield "forward", EXACT, {n: _differs(call, n, x) for n, x in found.items()}
     if gradients:
-        yield _stated("backward", EXACT_BACK, dict(_wrong_gradients(call, gradients)))
+        yield "backward", EXACT_BACK, dict(_wrong_gradients(call, gradients))
 
 
 def _stated(kernel: str, what: str, wrong: Mapping[str, str]) -> Obligation:
@@ -165,7 +197,7 @@ def _differs(call: Call, name: str, wanted: Mapping[tuple[int, ...], tuple[int, 
     for index, (value, _) in wanted.items():
         got = call.memory[name][sum(i * s for i, s in zip(index, steps, strict=True))]
         if (got - value) % PRIME:
-            return f"{list(index)} differs"
+            return f" differs at {list(index)}"
     return ""
 
 
@@ -206,13 +238,12 @@ def _value(call: Call, tensor: Tensor) -> list[int]:
     return total
 
 
-def _decoded(loaded: Loaded, text: str) -> Iterator[Obligation]:
-    """Yield that decoding steps the state as the recurrence does."""
-    call = call_of(loaded, text)
+def _decoded(call: Call) -> Wrong:
+    """Yield the tensors of decoding that differ from the recurrence."""
     call.memory["initial_state"] = list(call.memory["state"])
     launcher = LauncherWalker(call.file, tile=TILE, declined=CHOICES)
     decoding(launcher, call.tensors, call.scale)
     call.launch(launcher)
     out, final = call.recurrence().run()
     found = {"o": out, "state": final}
-    yield _stated("decode", EXACT_STEP, {n: _differs(call, n, x) for n, x in found.items()})
+    yield "decode", EXACT_STEP, {n: _differs(call, n, x) for n, x in found.items()}

@@ -38,6 +38,7 @@ from kgen.prove.records import Access
 from kgen.prove.world import Place
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded
+from kgen.spec.names import named_apart
 
 NO_TOKENS = frozenset({"dstates"})
 """Buffers of slots that backward fills only for chunks with tokens."""
@@ -69,7 +70,7 @@ def of_text(
 
     `whole`: all of them, for all chips. `only`: those of the kernel of this name.
     """
-    plan = plan_linear_attention(loaded)
+    plan = plan_linear_attention(named_apart(loaded))
     try:
         of = calls(plan.spec, text, plan.learned, None if whole else (0,))
         ran = [*runs(of, functions(plan))]
