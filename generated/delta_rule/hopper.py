@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ce75c46642fc4d20
-# body (hash of the text below): 4fa277dd819d5d52
+# inputs (hash of spec and templates): 41d3c603318bb9bc
+# body (hash of the text below): fc781bb578b92306
 """Delta rule without decay, as in DeltaNet.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -100,18 +100,10 @@ def _equations_hopper_kernel(
         tl.store(factors_ptr + (chunk * 1 + 0) * BT + i, betas)
 
 
-# A program of the Gluon kernel processes the chunks of one sequence in order, for 64 columns of v of one head. State
-# and results are transposed: their rows are columns of v. So the state stays in accumulators of wgmma, and factors of
-# tokens multiply columns. For each chunk:
-#
-#     known = state @ k^T
-#     rest = v^T * betas - known * before
-#     new = rest @ inverse^T
-#     out = (state @ q^T) * queried + new @ P^T
-#     state = state * last + (new * after) @ k
-#
-# `known` has the values that the state before the chunk has for its keys. One warpgroup, the consumer, computes. One
-# warp, the producer, loads tiles by TMA into rings of slots.
+# A program of the Gluon kernel processes the chunks of one sequence in order. It computes 64 columns of v of one head.
+# State and results are transposed: their rows are columns of v. So the state stays in accumulators of wgmma, and
+# factors of tokens multiply columns.
+# One warpgroup, the consumer, computes. One warp, the producer, loads tiles by TMA into rings of slots.
 # ptxas overlaps products under two conditions. While a product is in flight, no register of another product's operand
 # is written. Between start and wait of a product, there is a loop: `_again` is one without a turn.
 
@@ -247,8 +239,17 @@ def _first_of_state(number, place):
 
 @gluon.jit
 def _sweep_consumer(args, INITIAL: tl.constexpr, FINAL: tl.constexpr, ENDS: tl.constexpr, KEEP: tl.constexpr):
-    """Compute 64 columns of o of one (sequence, head), and the states. With KEEP, store new and the states before
-    chunks, which backward reads."""
+    """Compute 64 columns of o of one (sequence, head), and the states. For each chunk:
+
+        known = state @ k^T
+        rest = v^T * betas - known * before
+        new = rest @ inverse^T
+        out = (state @ q^T) * queried + new @ P^T
+        state = state * last + (new * after) @ k
+
+    `known` has the values that the state before the chunk has for its keys. With KEEP, store new and the states before
+    chunks, which backward reads.
+    """
     d, at, updates, outputs, pointers = args.descs, args.place, args.updates, args.outputs, args.pointers
     stores = args.stores
     UPDATES: tl.constexpr = updates.full.shape[0]
