@@ -14,7 +14,7 @@ from support.running import parts
 from typing_extensions import TypedDict
 
 from fuzzing import seeds as of_seeds
-from fuzzing.ledger import Ledger, generator
+from fuzzing.ledger import Ledger, generator, of_family
 from fuzzing.running import Outcome
 from kgen.cli import terminal
 from kgen.cli.options import Command, PartOf, Ray
@@ -25,6 +25,8 @@ from kgen.verify.farm.tasks import Hands, Row, Task
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
+Family = Literal["attention", "norm", "chunk_output", "linear_attention"]
+
 
 @app.command(cls=Command)
 def fuzz(
@@ -32,6 +34,10 @@ def fuzz(
         int, typer.Option(help="First seed. Default: the first that the ledger lacks.")
     ] = -1,
     count: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 100,
+    family: Annotated[
+        Optional[Family],  # noqa: UP045
+        typer.Option(help="Try only seeds whose specs belong to this family."),
+    ] = None,
     jobs: parts.Jobs = parts.JOBS,
     device: Annotated[
         Literal["cpu", "cuda"],
@@ -71,11 +77,12 @@ def fuzz(
         if expressions:
             return compared(seed, count, jobs, record)
         part, ledger = Shard.parse(shard), Ledger.read(device)
-        first = ledger.next() if seed < 0 else seed
+        first = ledger.next(family) if seed < 0 else seed
         if merge:
             found = merged(merge)
         else:
-            chosen = part.of(range(first, first + count), lambda one: f"{one:012}")
+            every = of_family(family, first, count) if family else range(first, first + count)
+            chosen = part.of(every, lambda one: f"{one:012}")
             with hands(jobs, ray, of_seeds.CODE) as who:
                 found = tried(chosen, who, device)
         failed = {outcome.seed: least for outcome, least in found if least is not None}
@@ -88,7 +95,7 @@ def fuzz(
             place = output or Path(f"fuzz-{part.number}-of-{part.count}.json")
             write(place, found)
         elif record:
-            ledger.enter(outcomes, failed)
+            ledger.enter(outcomes, failed, family)
         counts = Counter(outcome.what for outcome in outcomes)
         terminal.line(", ".join(f"{number} {what}" for what, number in sorted(counts.items())))
         return int(bool(failed))
