@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional, get_args
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +19,7 @@ from fuzzing.running import Outcome
 from kgen.cli import terminal
 from kgen.cli.options import Command, PartOf, Ray
 from kgen.cli.terminal import Format
+from kgen.diagnostics import Diagnostic, KgenError
 from kgen.verify.farm.opening import hands
 from kgen.verify.farm.sharding import Shard
 from kgen.verify.farm.tasks import Hands, Row, Task
@@ -50,7 +51,10 @@ def fuzz(
         ),
     ] = False,
     proofs: Annotated[
-        bool, typer.Option("--proofs", help="Prove random attention specs; run no kernels.")
+        bool,
+        typer.Option(
+            "--proofs", help="Prove random specs, by default of attention; run no kernels."
+        ),
     ] = False,
     kept: Annotated[
         Optional[Path],  # noqa: UP045
@@ -72,8 +76,12 @@ def fuzz(
     """
 
     def run() -> int:
+        if family and expressions:
+            raise KgenError(
+                Diagnostic("usage", "`--expressions` cannot be combined with `--family`")
+            )
         if proofs:
-            return proved(max(seed, 0), count, jobs, kept, record)
+            return proved(range(max(seed, 0), max(seed, 0) + count), jobs, kept, record, family)
         if expressions:
             return compared(seed, count, jobs, record)
         part, ledger = Shard.parse(shard), Ledger.read(device)
@@ -124,16 +132,27 @@ def compared(seed: int, count: int, jobs: int, record: bool) -> int:
     return int(any(one.failed for one in found))
 
 
-def proved(seed: int, count: int, jobs: int, kept: Optional[Path], record: bool) -> int:  # noqa: UP045
+def proved(
+    seeds: Sequence[int],
+    jobs: int,
+    kept: Path | None,
+    record: bool,
+    family: Family | None,
+) -> int:
     """Prove the specs of some seeds. Return the exit code."""
     from fuzzing import proofs
 
+    known = [one for one in get_args(proofs.Family) if one == (family or "attention")]
+    if not known:
+        hint = f"families with proofs: {', '.join(get_args(proofs.Family))}"
+        message = f"`--proofs` cannot be combined with `--family {family}`"
+        raise KgenError(Diagnostic("usage", message, hint=hint))
     with terminal.progress_bar() as progress:
         found = proofs.run(
-            range(seed, seed + count), jobs, kept, lambda done: progress(done, count, "proved")
+            seeds, jobs, kept, lambda done: progress(done, len(seeds), "proved"), known[0]
         )
     if record:
-        proofs.enter(found)
+        proofs.enter(found, proofs.record_of(known[0]), known[0])
     for one in found:
         if one.failed:
             terminal.line("\n".join((f"seed {one.seed}: {one.what}", *one.found, one.spec)))
