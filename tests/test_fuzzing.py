@@ -10,17 +10,19 @@ import random
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import pytest
-from fuzzing import attention, linear_attention, running, seeds
-from fuzzing.drawing import drawn
+from fuzzing import __main__ as program
+from fuzzing import attention, ledger, linear_attention, running, seeds
+from fuzzing.drawing import FAMILIES, OF_ITS_OWN, drawn
 from fuzzing.explained import EXPLAINED
-from fuzzing.ledger import Ledger, generator
+from fuzzing.ledger import Ledger, OfFamily, generator, of_family
 from fuzzing.running import smaller, tried, written
 from ruamel.yaml import YAML
 from support.interpreters.own_process import interpreted
+from typer.testing import CliRunner
 
 from kgen.diagnostics import KgenError
 from kgen.expr.functions import TABLE
@@ -230,9 +232,6 @@ def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
 
     The ledger advances only if no shard is missing. A file that is not a shard is refused.
     """
-    from fuzzing import __main__ as script
-    from fuzzing import ledger
-
     whats = ["right", "refused", "wrong", "right", "crash"]
     found = [
         (running.Outcome(s, what, "code: x", "", 0.1, s == 0), None) for s, what in enumerate(whats)
@@ -240,11 +239,11 @@ def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
     found = [(one, one if one.failed else None) for one, _ in found]
     places = [tmp_path / f"{number}.json" for number in (1, 2, 3)]
     for place, part in zip(places, (Shard(n, 3) for n in (1, 2, 3)), strict=True):
-        script.write(place, part.of(found, lambda one: one[0].seed))
-    assert script.merged([places[2], *places, places[0]]) == found
+        program.write(place, part.of(found, lambda one: one[0].seed))
+    assert program.merged([places[2], *places, places[0]]) == found
     with mock.patch.object(ledger, "PATH", tmp_path / "seeds.json"):
         entered = []
-        for these in (found, script.merged(places[::-1])):
+        for these in (found, program.merged(places[::-1])):
             ledger.PATH.unlink(missing_ok=True)
             Ledger().enter(
                 [one for one, _ in these], {one.seed: least for one, least in these if least}
@@ -253,7 +252,7 @@ def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
         assert entered[0] == entered[1]
         assert Ledger.read().next() == 5
         ledger.PATH.unlink()
-        Ledger().enter([one for one, _ in script.merged(places[:2])], {})
+        Ledger().enter([one for one, _ in program.merged(places[:2])], {})
         assert Ledger.read().next() == 0
     row = {"outcome": found[0][0].row(), "least": None}
     wrong = [
@@ -267,13 +266,13 @@ def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
         )
     ]
     texts = [
-        json.dumps({"of": script.parts_of(), "results": one})
+        json.dumps({"of": program.parts_of(), "results": one})
         for one in (*wrong, {"1": row}, {"0": {}})
     ]
     for text in ("{", "[]", '{"of": "x", "results": {}}', '{"results": {"1": 2}}', *texts):
         places[1].write_text(text)
         with pytest.raises(KgenError):
-            script.merged(places)
+            program.merged(places)
 
 
 def test_a_seed_that_takes_its_process_along_is_a_crash() -> None:
@@ -301,11 +300,39 @@ def test_a_seed_that_takes_its_process_along_is_a_crash() -> None:
 
 
 def test_the_ledger_begins_anew_with_another_generator(tmp_path: Path) -> None:
-    from fuzzing import ledger
-
     with mock.patch.object(ledger, "PATH", tmp_path / "seeds.json"):
         outcomes = [running.Outcome(seed, "right", "", "", 0.1) for seed in range(3)]
         Ledger().enter(outcomes, {})
         assert (Ledger.read().next(), Ledger.read().outcomes) == (3, {"right": 3})
         with mock.patch.object(ledger, "generator", return_value="other"):
             assert (Ledger.read().next(), Ledger.read().before) == (0, {generator(): {"right": 3}})
+
+
+def test_seeds_of_a_family_are_tried_and_counted(tmp_path: Path) -> None:
+    """`--family` chooses among the seeds of all specs, and continues where the last run ended."""
+    assert {*get_args(program.Family)} == {*FAMILIES, *OF_ITS_OWN.values()}
+    for family in get_args(program.Family):
+        chosen = of_family(family, 3, 4)
+        others = {*range(3, chosen[-1])} - {*chosen}
+        assert chosen == sorted(chosen)
+        assert {drawn(seed)["kernel"] for seed in chosen} == {family}
+        assert family not in {drawn(seed)["kernel"] for seed in others}
+    asked = []
+
+    def tried(seeds: Any, *_: Any) -> Any:
+        asked.append([*seeds])
+        return [(running.Outcome(seed, "right", "", "", 0.1), None) for seed in seeds]
+
+    with (
+        mock.patch.object(ledger, "PATH", tmp_path / "seeds.json"),
+        mock.patch.object(program, "tried", tried),
+    ):
+        for more in (("--count", "2"), ("--count", "3"), ("--seed", "4", "--count", "1")):
+            options = ["--family", "linear_attention", "--jobs", "1", *more]
+            assert CliRunner().invoke(program.app, options).exit_code == 0
+        assert asked == [[9, 19], [29, 39, 49], [9]]
+        found = Ledger.read()
+        assert found.families == {"linear_attention": OfFamily(5, 49, {"right": 5})}
+        assert (found.tried, found.next(), found.next("linear_attention")) == (0, 0, 59)
+        with mock.patch.object(ledger, "generator", return_value="other"):
+            assert Ledger.read().families == {}

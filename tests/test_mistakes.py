@@ -130,6 +130,7 @@ CHECKS = (
     ("causal", "misuse", "if not {0.0 <  => }scale <= 2.0**127:"),
     ("causal", "k-alone", "{or k.requires_grad => }"),
     ("causal", "lse-alone", "{if dout is None:\n        dout = torch.zeros_like(out) => }"),
+    ("retnet", "misuse", '_dense("retnet", "q k v initial_state", q, {k => q}, v'),
 )
 PLACES = (
     (
@@ -175,6 +176,9 @@ KEYS = (
     ("causal_alibi", "launches", "out, None, out, lse, q, k, {v => slopes}, slopes, scale)"),
     ("gpt_oss", "launches", "_gradients, out, None, {out => lse}, lse, q, k, v, sinks, scale)"),
     ("varlen_causal", "launches", "if {thread := _AHEAD.pop(key, None) => False}:"),
+    ("kda", "launches", "layouts = _layouts(do, {dfinal_state => q}, q, k, v, g, a_log, "),
+    ("linear_attention_elu", "launches", "(q, k, v, state, {states => cu_seqlens}, cu_seqlens)"),
+    ("gated_delta_rule", "launches", "_layouts(q, {k => v}, v, a, a_log, dt_bias, b, initial"),
 )
 """Keys of the launch cache."""
 BRANCHES = (
@@ -233,9 +237,11 @@ SAMPLE = (
     STRIDES[4],
     LAUNCHES[1],
     CHECKS[1],
+    CHECKS[-1],
     PLACES[3],
     OUTSIDE[1],
     KEYS[0],
+    KEYS[-1],
     BRANCHES[0],
     *ROUNDS[3:],
     SCALED[0],

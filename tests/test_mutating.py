@@ -17,7 +17,7 @@ from mutating import mutants as of_mutants
 from mutating import on_gpu
 from mutating.operators import OPERATORS, Mutant, mutants
 from mutating.reasons import converts_to_int64, reason, unseen
-from mutating.running import File, Outcome, tried
+from mutating.running import File, Outcome, _rank, refuted, tried
 from support.interpreters.own_process import interpreted
 from support.running import parts
 from support.running.last_words import says
@@ -54,6 +54,7 @@ def test_reasons_are_of_few_mutants() -> None:
         "causal/hopper.py",
         "document_causal/hopper.py",
         "decode_gqa/triton.py",
+        "kda/triton.py",
     ):
         found = mutants((ROOT / "generated" / name).read_text())
         explained = [one for one in found if reason(name, one)[0] and one.operator != "key"]
@@ -111,7 +112,38 @@ SAMPLE = {
         "page, row = slot // PAGE, slot % PAGE",
         "page, row = slot // PAGE, 0",
     ),
+    "a chunk without its diagonal": (
+        "linear_attention_elu",
+        "triton.py",
+        "pair = i[:, None] >= i[None, :]\n    p = tl.where(pair, p, 0.0) * scale\n    out =",
+        "pair = i[:, None] > i[None, :]\n    p = tl.where(pair, p, 0.0) * scale\n    out =",
+    ),
+    "tokens after the end of a chunk": (
+        "linear_attention_elu",
+        "triton.py",
+        "k = tl.load(k_rows + first * stride_k_t, mask=live[:, None], other=0.0)",
+        "k = tl.load(k_rows + first * stride_k_t)",
+    ),
+    "a state that starts at zero in each step": (
+        "linear_attention_elu",
+        "triton.py",
+        "state = tl.load(of_state).to(tl.float32)",
+        "state = tl.load(of_state).to(tl.float32) * 0",
+    ),
 }
+
+
+def test_tiles_of_linear_attention_have_mutants() -> None:
+    found = mutants((ROOT / "generated/gated_delta_rule/triton.py").read_text())
+    tiles = {(one.old, one.new) for one in found if one.operator == "tile"}
+    assert {("BLOCK_K", "BLOCK_V"), ("BLOCK_V", "BLOCK_K"), ("BLOCK_V", "(2 * BLOCK_V)")} <= tiles
+
+
+def test_cases_of_the_changed_pass_run_first() -> None:
+    cases = [(group, "other") for group in ("forward", "backward", "decode")]
+    for function, group in (("_states_back_kernel", "backward"), ("_decode_op", "decode")):
+        assert min(cases, key=lambda one: _rank(*one, function)) == (group, "other")
+    assert _rank("forward", "guarded", "_delta") < _rank("forward", "other", "_delta")
 
 
 @pytest.mark.parametrize("what", SAMPLE)
@@ -125,6 +157,25 @@ def test_those_of_a_sample_are_killed(what: str) -> None:
     file = File(spec, (ROOT / "specs" / f"{spec}.yaml").read_text(), path)
     outcome = interpreted(tried, file, mutant)
     assert outcome.what == "killed", outcome
+
+
+@pytest.mark.parametrize(
+    ("old", "by"),
+    [
+        ("(pid // H % blocks).to(tl.int64)", "proof of q_map 16: no int32 expression overflows"),
+        ("tl.where(pair, p, 0.0)", ""),
+    ],
+)
+def test_proofs_find_mutants_that_only_large_tensors_show(old: str, by: str) -> None:
+    """Values are not part of the proof of a kernel: it finds only wrong addresses."""
+    file = _of_file("linear_attention_elu/triton.py")
+    text = file.path.read_text()
+    begin = text.index(old)
+    function = text[:begin].rpartition("\ndef ")[2].partition("(")[0]
+    new = old.partition(".to(")[0] if by else "p"
+    mutant = Mutant("", function, 0, begin, begin + len(old), old, new, kernel=True)
+    assert refuted(file, mutant) == by
+    assert refuted(_of_file("causal/triton.py"), of_mutants.NOTHING) == ""
 
 
 def test_parts_are_put_together(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Proofs of random specs of attention: a sample, and specs on which the prover once failed."""
+"""Proofs of random specs: a sample, and specs on which the prover once failed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import fuzzing.__main__
 import mutating.__main__
@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 from kgen.diagnostics import KgenError
 from kgen.expr.nodes import Call, Node, transform
 from kgen.kernels.attention.plan import planning
-from kgen.spec.load import loads
+from kgen.kernels.linear_attention.prove import obligations as of_linear_attention
+from kgen.spec.load import Loaded, loads
 
 SAMPLE = (0, 2, 4, 5, 7, 9, 10, 11, 12, 13)
 FIELDS = {"kernel": "attention", "name": "drawn", "dtype": "bf16", "head_dim": 64}
+RECURRENCE = {**FIELDS, "kernel": "linear_attention", "chunk_size": 16, "passes": ["forward"]}
 
 
 @pytest.mark.parametrize("seed", SAMPLE)
@@ -32,7 +34,10 @@ def test_a_sample_of_seeds(seed: int) -> None:
 
 
 def test_a_seed_is_one_spec() -> None:
-    assert [drawn(seed) for seed in range(40)] == [drawn(seed) for seed in range(40)]
+    for family in get_args(proofs.Family):
+        specs = [drawn(seed, family) for seed in range(40)]
+        assert specs == [drawn(seed, family) for seed in range(40)]
+        assert {spec["kernel"] for spec in specs} == {family}
 
 
 def test_what_was_missed_once_is_drawn() -> None:
@@ -92,6 +97,23 @@ def test_a_mask_that_loses_a_side_is_refuted(monkeypatch: pytest.MonkeyPatch) ->
     assert "the computed mask equals the mask of the spec" in "\n".join(found.found)
 
 
+def test_a_kernel_that_loses_the_diagonal_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token of a chunk also reads its own key and value."""
+    rendered = of_linear_attention.rendered
+
+    def without_diagonal(loaded: Loaded) -> str:
+        right = "pair = i[:, None] >= i[None, :]"
+        text = rendered(loaded)
+        assert right in text
+        return text.replace(right, right.replace(">=", ">"))
+
+    assert tried(1, RECURRENCE).what == "proved"
+    monkeypatch.setattr(of_linear_attention, "rendered", without_diagonal)
+    found = tried(1, RECURRENCE)
+    assert found.what == "refuted"
+    assert "the chunked form equals the recurrence" in "\n".join(found.found)
+
+
 def test_a_refused_spec_and_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tried(1, {**FIELDS, "mask_mod": "q_idx >= nothing"}).what == "refused"
 
@@ -134,8 +156,9 @@ def test_seeds_from_zero_are_recorded(tmp_path: Path) -> None:
     }
 
 
-def test_no_recorded_seed_failed() -> None:
-    found = json.loads(proofs.RECORD.read_text())
+@pytest.mark.parametrize("family", get_args(proofs.Family))
+def test_no_recorded_seed_failed(family: proofs.Family) -> None:
+    found = json.loads(proofs.record_of(family).read_text())
     assert found["failed"] == {}
     assert found["obligations"]["unknown"] < 0.02 * sum(found["obligations"].values())
 
@@ -146,6 +169,29 @@ def test_the_program_hands_seeds_to_the_prover(tmp_path: Path) -> None:
     asked = ["--proofs", "--seed", "7", "--count", "1", "--jobs", "1", "--kept", str(kept)]
     found = CliRunner().invoke(fuzzing.__main__.app, asked)
     assert (found.exit_code, found.stdout) == (0, "specs: 1 proved; obligations: 3 proved\n")
+
+
+def test_the_program_proves_the_specs_of_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--family` chooses the specs and the record. Other families have no random proofs."""
+    asked, entered = [], []
+
+    def run(seeds: Any, *_: Any) -> list[Proof]:
+        asked.append(([*seeds], _[-1]))
+        return [Proof(seed, "proved", "a spec", 0.5, {"proved": 3}) for seed in seeds]
+
+    monkeypatch.setattr(proofs, "run", run)
+    monkeypatch.setattr(proofs, "enter", lambda _, path, family: entered.append((path, family)))
+    options = ["--proofs", "--count", "2", "--family"]
+    invoke, app = CliRunner().invoke, fuzzing.__main__.app
+    assert invoke(app, [*options, "linear_attention"]).exit_code == 0
+    assert asked == [([0, 1], "linear_attention")]
+    path = proofs.RECORD.with_name("proofs_linear_attention.json")
+    assert entered == [(path, "linear_attention")]
+    for wrong in ([*options, "norm"], ["--expressions", "--family", "attention"]):
+        found = invoke(app, wrong)
+        assert found.exit_code != 0
+        assert "cannot be combined with `--family" in found.output
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("program", [fuzzing.__main__.app, mutating.__main__.app])

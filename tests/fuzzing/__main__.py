@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional, get_args
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -14,16 +14,19 @@ from support.running import parts
 from typing_extensions import TypedDict
 
 from fuzzing import seeds as of_seeds
-from fuzzing.ledger import Ledger, generator
+from fuzzing.ledger import Ledger, generator, of_family
 from fuzzing.running import Outcome
 from kgen.cli import terminal
 from kgen.cli.options import Command, PartOf, Ray
 from kgen.cli.terminal import Format
+from kgen.diagnostics import Diagnostic, KgenError
 from kgen.verify.farm.opening import hands
 from kgen.verify.farm.sharding import Shard
 from kgen.verify.farm.tasks import Hands, Row, Task
 
 app = typer.Typer(pretty_exceptions_enable=False)
+
+Family = Literal["attention", "norm", "chunk_output", "linear_attention"]
 
 
 @app.command(cls=Command)
@@ -32,6 +35,10 @@ def fuzz(
         int, typer.Option(help="First seed. Default: the first that the ledger lacks.")
     ] = -1,
     count: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 100,
+    family: Annotated[
+        Optional[Family],  # noqa: UP045
+        typer.Option(help="Try only seeds whose specs belong to this family."),
+    ] = None,
     jobs: parts.Jobs = parts.JOBS,
     device: Annotated[
         Literal["cpu", "cuda"],
@@ -44,7 +51,10 @@ def fuzz(
         ),
     ] = False,
     proofs: Annotated[
-        bool, typer.Option("--proofs", help="Prove random attention specs; run no kernels.")
+        bool,
+        typer.Option(
+            "--proofs", help="Prove random specs, by default of attention; run no kernels."
+        ),
     ] = False,
     kept: Annotated[
         Optional[Path],  # noqa: UP045
@@ -66,16 +76,21 @@ def fuzz(
     """
 
     def run() -> int:
+        if family and expressions:
+            raise KgenError(
+                Diagnostic("usage", "`--expressions` cannot be combined with `--family`")
+            )
         if proofs:
-            return proved(max(seed, 0), count, jobs, kept, record)
+            return proved(range(max(seed, 0), max(seed, 0) + count), jobs, kept, record, family)
         if expressions:
             return compared(seed, count, jobs, record)
         part, ledger = Shard.parse(shard), Ledger.read(device)
-        first = ledger.next() if seed < 0 else seed
+        first = ledger.next(family) if seed < 0 else seed
         if merge:
             found = merged(merge)
         else:
-            chosen = part.of(range(first, first + count), lambda one: f"{one:012}")
+            every = of_family(family, first, count) if family else range(first, first + count)
+            chosen = part.of(every, lambda one: f"{one:012}")
             with hands(jobs, ray, of_seeds.CODE) as who:
                 found = tried(chosen, who, device)
         failed = {outcome.seed: least for outcome, least in found if least is not None}
@@ -88,7 +103,7 @@ def fuzz(
             place = output or Path(f"fuzz-{part.number}-of-{part.count}.json")
             write(place, found)
         elif record:
-            ledger.enter(outcomes, failed)
+            ledger.enter(outcomes, failed, family)
         counts = Counter(outcome.what for outcome in outcomes)
         terminal.line(", ".join(f"{number} {what}" for what, number in sorted(counts.items())))
         return int(bool(failed))
@@ -117,16 +132,27 @@ def compared(seed: int, count: int, jobs: int, record: bool) -> int:
     return int(any(one.failed for one in found))
 
 
-def proved(seed: int, count: int, jobs: int, kept: Optional[Path], record: bool) -> int:  # noqa: UP045
+def proved(
+    seeds: Sequence[int],
+    jobs: int,
+    kept: Path | None,
+    record: bool,
+    family: Family | None,
+) -> int:
     """Prove the specs of some seeds. Return the exit code."""
     from fuzzing import proofs
 
+    known = [one for one in get_args(proofs.Family) if one == (family or "attention")]
+    if not known:
+        hint = f"families with proofs: {', '.join(get_args(proofs.Family))}"
+        message = f"`--proofs` cannot be combined with `--family {family}`"
+        raise KgenError(Diagnostic("usage", message, hint=hint))
     with terminal.progress_bar() as progress:
         found = proofs.run(
-            range(seed, seed + count), jobs, kept, lambda done: progress(done, count, "proved")
+            seeds, jobs, kept, lambda done: progress(done, len(seeds), "proved"), known[0]
         )
     if record:
-        proofs.enter(found)
+        proofs.enter(found, proofs.record_of(known[0]), known[0])
     for one in found:
         if one.failed:
             terminal.line("\n".join((f"seed {one.seed}: {one.what}", *one.found, one.spec)))

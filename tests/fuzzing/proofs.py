@@ -1,8 +1,8 @@
-"""Random attention specs that are planned and proved. No kernel runs.
+"""Random specs that are planned and proved. No kernel runs.
 
-Masks and scores come from both generators of expressions, with random passes, lengths, heads and
-block masks. Each kernel is proved for one random tile shape, because many specs find more than all
-shapes of one spec.
+Masks and scores of attention come from both generators of expressions, with random passes, lengths,
+heads and block masks. Each of its kernels is proved for one random tile shape, because many specs
+find more than all shapes of one spec. Kernels of linear attention are proved for all their shapes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from fuzzing import expressions
+from fuzzing import expressions, linear_attention
 from fuzzing.attention import draw, without_unused
 from fuzzing.running import LIMIT, Slow, where, within, written
 from kgen.diagnostics import KgenError
@@ -28,11 +29,18 @@ from kgen.expr.functions import TABLE
 from kgen.kernels.attention.prove.claims import INT32
 from kgen.kernels.attention.prove.obligations import obligations
 from kgen.kernels.attention.prove.setting import Blocks, Extent
-from kgen.prove.obligations import Verdict, decide
+from kgen.kernels.linear_attention.prove import obligations as of_linear_attention
+from kgen.prove.obligations import Obligation, Verdict, decide
 from kgen.spec.load import Loaded, loads
 
 HERE = Path(__file__).parent
 RECORD = HERE / "proofs.json"
+Family = Literal["attention", "linear_attention"]
+MODULES: Mapping[Family, tuple[str, ...]] = {
+    "attention": ("proofs", "expressions", "attention", "words"),
+    "linear_attention": ("proofs", "linear_attention", "attention", "words"),
+}
+"""Modules that draw the specs of a family."""
 TIMEOUT = 2.0
 """Time limit per obligation, in seconds."""
 
@@ -63,9 +71,11 @@ class Proof:
         return asdict(self)
 
 
-def drawn(seed: int) -> dict[str, Any]:
-    """Return the spec of a seed: random fields, mostly with edge-case expressions."""
+def drawn(seed: int, family: Family = "attention") -> dict[str, Any]:
+    """Return the spec of a seed: random fields, for attention mostly with edge-case expressions."""
     rng = random.Random(f"{seed} proved")
+    if family == "linear_attention":
+        return linear_attention.draw(rng)
     spec = draw(rng)
     if rng.random() < 0.25:
         return _with_rows(spec, rng)
@@ -106,9 +116,9 @@ def _of_lengths(edges: expressions.Drawn) -> bool:
     return any({"SQ", "SK"} & {*map(str, buffer["shape"])} for buffer in edges.buffers.values())
 
 
-def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Proof:
+def tried(seed: int, spec: Mapping[str, Any] | None = None, family: Family = "attention") -> Proof:
     """Prove a spec, by default the spec of the seed. The seed also chooses the tile shapes."""
-    spec = drawn(seed) if spec is None else spec
+    spec = drawn(seed, family) if spec is None else spec
     text, began = written(spec), time.perf_counter()
     found: list[str] = []
     verdicts: Counter[str] = Counter()
@@ -136,14 +146,21 @@ def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Proof:
 
 
 def _prove(loaded: Loaded, rng: random.Random, verdicts: Counter[str], found: list[str]) -> None:
-    for obligation in obligations(loaded, Extent(_one_of(rng))):
-        if obligation.what == INT32:  # masks that overflow 32 bits as written are out of contract
-            continue
+    for obligation in _obligations(loaded, rng):
         decision = decide(obligation, TIMEOUT)
         verdicts[decision.verdict.value] += 1
         if decision.verdict is not Verdict.PROVED:
             place = f"{decision.verdict.value}: {obligation.kernel}: {obligation.what}"
             found.append(f"{place}: {decision.message}"[:2000])
+
+
+def _obligations(loaded: Loaded, rng: random.Random) -> Iterator[Obligation]:
+    if loaded.spec.kernel == "linear_attention":
+        yield from of_linear_attention.obligations(loaded)
+        return
+    for obligation in obligations(loaded, Extent(_one_of(rng))):
+        if obligation.what != INT32:  # masks that overflow 32 bits as written are out of contract
+            yield obligation
 
 
 def _one_of(rng: random.Random) -> Callable[[list[Blocks]], list[Blocks]]:
@@ -154,7 +171,11 @@ def _one_of(rng: random.Random) -> Callable[[list[Blocks]], list[Blocks]]:
 
 
 def run(
-    seeds: Sequence[int], jobs: int, kept: Path | None, heard: Callable[[int], None]
+    seeds: Sequence[int],
+    jobs: int,
+    kept: Path | None,
+    heard: Callable[[int], None],
+    family: Family = "attention",
 ) -> list[Proof]:
     """Return the outcomes of some seeds in their order.
 
@@ -163,7 +184,7 @@ def run(
     done = {proof.seed: proof for proof in read(kept)}
     left = [seed for seed in seeds if seed not in done]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for number, proof in enumerate(pool.map(tried, left), 1):
+        for number, proof in enumerate(pool.map(partial(tried, family=family), left), 1):
             done[proof.seed] = proof
             if kept is not None:
                 with kept.open("a", encoding="utf-8") as file:
@@ -180,16 +201,18 @@ def read(kept: Path | None) -> list[Proof]:
     return [Proof(**{**row, "found": tuple(row["found"])}) for row in rows]
 
 
-def generator() -> str:
+def record_of(family: Family) -> Path:
+    """Return the path of the record of a family."""
+    return RECORD if family == "attention" else RECORD.with_stem(f"{RECORD.stem}_{family}")
+
+
+def generator(family: Family = "attention") -> str:
     """Return a hash of the code that determines the spec of a seed."""
-    texts = [
-        (HERE / f"{name}.py").read_bytes()
-        for name in ("proofs", "expressions", "attention", "words")
-    ]
+    texts = [(HERE / f"{name}.py").read_bytes() for name in MODULES[family]]
     return hashlib.sha256(b"".join([*texts, " ".join(sorted(TABLE)).encode()])).hexdigest()[:16]
 
 
-def enter(proofs: Sequence[Proof], path: Path = RECORD) -> None:
+def enter(proofs: Sequence[Proof], path: Path = RECORD, family: Family = "attention") -> None:
     """Record consecutive seeds from 0: counts, failures, and the seeds with unknown obligations.
 
     Ignore other seeds.
@@ -198,7 +221,7 @@ def enter(proofs: Sequence[Proof], path: Path = RECORD) -> None:
         return
     obligations = sum((Counter(proof.verdicts) for proof in proofs), Counter[str]())
     data = {
-        "generator": generator(),
+        "generator": generator(family),
         "tried": len(proofs),
         "specs": Counter(proof.what for proof in proofs),
         "obligations": obligations,

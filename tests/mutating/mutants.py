@@ -19,7 +19,7 @@ from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.processes import WorkerError, importing_from, messages, serve
 from mutating.operators import Mutant
 from mutating.reasons import reason, unseen
-from mutating.running import ERROR, File, Outcome, compiled, tried
+from mutating.running import ERROR, File, Outcome, compiled, refuted, tried
 
 SECONDS = 600
 """Time limit of any step, in seconds. Correct files take less on every machine."""
@@ -95,6 +95,8 @@ class AsItIs:
             return outcome
         if outcome.loads > self._loads:
             return replace(outcome, what="slower")
+        if mutant.kernel and (by := self._apart("forkserver", refuted, mutant)):
+            return replace(outcome, what="killed", by=by)
         what, why = reason(outcome.file, mutant)
         if what != "equivalent" and mutant.kernel:
             # Compare machine code before a GPU run. If it is identical, the mutant is equivalent.

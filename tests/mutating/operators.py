@@ -57,6 +57,12 @@ class Place:
 
 
 KEY = "_layouts"
+OTHER_TILE = {
+    "BLOCK_M": "BLOCK_N",
+    "BLOCK_N": "BLOCK_M",
+    "BLOCK_K": "BLOCK_V",
+    "BLOCK_V": "BLOCK_K",
+}
 OTHER = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 
 
@@ -161,10 +167,10 @@ def tile(node: ast.AST, at: Place) -> Found:
     if (
         at.kernel
         and isinstance(node, ast.Name)
-        and node.id in ("BLOCK_M", "BLOCK_N")
+        and node.id in OTHER_TILE
         and isinstance(node.ctx, ast.Load)
     ):
-        other = {"BLOCK_M": "BLOCK_N", "BLOCK_N": "BLOCK_M"}[node.id]
+        other = OTHER_TILE[node.id]
         if other in at.names():
             yield node, other
         yield node, f"(2 * {node.id})"

@@ -5,9 +5,12 @@ reasons.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 from mutating.operators import Mutant
 
+ROOT = Path(__file__).resolve().parents[2]
 Rule = Callable[[str, Mutant], bool]
 """Predicate of the file (`spec/file name`) and the mutant."""
 
@@ -17,6 +20,7 @@ MORE_MASKED = (
     ("MASKED", "True"),
 )
 
+CLAMPED = ("tl.minimum(following, NT)", "following")
 BEHIND = "q_last + 1 - WINDOW"
 
 _ROWS = "(tile * ROWS + tl.arange(0, ROWS))"
@@ -141,6 +145,14 @@ NOTHING: dict[str, Rule] = {
         m.function == "sums_for_dq"
         and m.operator == "guard"
         and m.old.startswith("_in_one_kernel(")
+    ),
+    "kernels of this key have no such argument: `launches` finds the others": lambda file, m: (
+        m.operator == "key"
+        and m.function in ("_forward_op", "_backward_op")
+        and _of_linear_attention(file.partition("/")[0])
+    ),
+    "clamped offsets end before the last slot": lambda _, m: (
+        (m.old, m.new) in (("tl.minimum(last, NT)", "last"), CLAMPED)
     ),
     "no sequence has more keys than there is room for": lambda _, m: (
         m.function == "_clear_hidden" and m.operator == "comparison" and "SK" in m.old
@@ -283,6 +295,12 @@ UNSEEN = {(file, change): why for file, change, why in LIVED}
 def unseen(file: str, mutant: Mutant) -> str:
     """Return the reason why verification does not find a mutant, or "" if none is recorded."""
     return UNSEEN.get((file, mutant.change), "")
+
+
+@cache
+def _of_linear_attention(spec: str) -> bool:
+    text = (ROOT / "specs" / f"{spec}.yaml").read_text(encoding="utf-8")
+    return "kernel: linear_attention\n" in text
 
 
 def converts_to_int64(m: Mutant) -> bool:

@@ -22,7 +22,10 @@ from support.interpreters.tma import by_tma
 from mutating.operators import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRST = ("long", "off-tile", "several", "q-shorter", "guarded", "decode-some", "tile", "odd")
+FIRST = (
+    *("long", "off-tile", "several", "q-shorter", "guarded", "decode-some", "tile", "odd"),
+    *("off-chunk", "kept-states", "kept-steps"),
+)
 """Cases that find most mutants. They run first."""
 
 SOON = "launches"
@@ -33,6 +36,8 @@ WAYS = ("pointers", "tma")
 ORDERS = 3
 """Interleavings in which Hopper kernels run per mutant."""
 ERROR = "error"
+CLAIM_SECONDS = 2.0
+"""Time limit per claim of a proof."""
 
 
 What = Literal["killed", "equivalent", "slower", "gpu", "lived", "lost"]
@@ -182,7 +187,7 @@ def _wrong(file: File, path: Path, order: int | None, function: str) -> str:
     served = "serve" in function or "append" in function
     batches = [one for one in wanted if one[1].startswith(PREFIX)]
     others = [one for one in wanted if one not in batches]
-    others.sort(key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST))
+    others.sort(key=lambda one: _rank(*one, function))
     if served:
         if by := _failed(family, subject, batches):
             return by
@@ -192,6 +197,12 @@ def _wrong(file: File, path: Path, order: int | None, function: str) -> str:
     for name in ("wrong-offsets",) if hopper else integration.checks(family, "cpu"):
         checks[name](subject)
     return ""
+
+
+def _rank(group: str, name: str, function: str) -> tuple[bool, int]:
+    """Return the place of a case in the order. Cases of the pass of a function come first."""
+    rank = FIRST.index(name) if name in FIRST else len(FIRST)
+    return group[:4] not in function, rank
 
 
 def _failed(family: Any, subject: Any, cases: Iterable[tuple[str, str]]) -> str:
@@ -216,6 +227,26 @@ def module_of(path: Path, order: int | None = None) -> Any:
 
     explore(1000 * order)
     return imported(path, "kgen_mutant")
+
+
+def refuted(file: File, mutant: Mutant) -> str:
+    """Return the first claim that the proofs of linear attention refute for a changed kernel, or an
+    empty string.
+
+    A proof covers every size, so it also finds errors that only large tensors show.
+    """
+    from kgen.kernels.linear_attention.prove.obligations import of_text
+    from kgen.prove.obligations import Verdict, decide
+
+    loaded = file.loaded()
+    if loaded.spec.kernel != "linear_attention":
+        return ""
+    text = mutant.of(file.path.read_text(encoding="utf-8"))
+    kernel = mutant.function.removeprefix("_").removesuffix("_kernel")
+    for one in of_text(loaded, text, only=kernel):
+        if decide(one, CLAIM_SECONDS).verdict is Verdict.REFUTED:
+            return f"proof of {one.kernel}: {one.what}"
+    return ""
 
 
 def compiled(file: File, mutant: Mutant | None) -> list[str]:

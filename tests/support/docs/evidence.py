@@ -55,6 +55,8 @@ def _random_specs() -> Iterator[tuple[str, str]]:
     before: Counter[str] = sum((Counter(counts) for counts in seeds["before"].values()), Counter())
     explained = f"; {len(EXPLAINED)} explained in `tests/fuzzing/explained.py`" * bool(EXPLAINED)
     yield f"{seeds['tried']:,} random specs on the CPU", _counted(seeds["outcomes"]) + explained
+    for family, own in seeds.get("families", {}).items():
+        yield f"{own['tried']:,} random specs of `{family}` on the CPU", _counted(own["outcomes"])
     yield (
         f"{before.total():,} random specs of earlier generators",
         f"{_counted(before)}. All errors are fixed.",

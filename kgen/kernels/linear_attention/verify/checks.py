@@ -6,10 +6,12 @@ a message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from kgen.kernels.linear_attention.verify.inputs import (
 from kgen.kernels.linear_attention.verify.reference import STATE
 from kgen.verify.compare import careful, same_bits, wrong_offsets
 from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
+from kgen.verify.tensors import arrange
 
 
 def _results(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
@@ -176,6 +179,96 @@ def keeps_to_its_tensors(subject: Subject) -> None:
         assert not broken, f"cu_seqlens {what}: {broken[0].message}"
 
 
+KEPT = ("contiguous", "guarded", "padded", "spaced", "offset", "stepped")
+"""Layouts of one tensor, while the others are contiguous."""
+
+
+class _Launches:
+    """Launches that run nothing. They fail if the launch of a call would be reused wrongly.
+
+    `_launch` keeps a compiled kernel by the layouts of tensors and the constants of the launch.
+    Triton compiled it for the dtype and alignment of its tensors, and for some numbers.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Mapping[str, Any]] = {}
+
+    def __call__(
+        self, kernel: Any, programs: int, layouts: tuple[Any, ...], *args: Any, **meta: Any
+    ) -> None:
+        # The interpreter keeps the options of the decorator.
+        options = vars(kernel).get("kwargs", vars(kernel))
+        any_number = options.get("do_not_specialize") or ()
+        found = {
+            name: _kind(x, name in any_number)
+            for name, x in zip(kernel.arg_names, args, strict=False)
+        }
+        kept = self.kept.setdefault((kernel, layouts, *meta.values()), found)
+        wrong = [name for name, kind in found.items() if kind != kept[name]]
+        assert not wrong, f"{kernel.__name__}: `_layouts` has no part for {', '.join(wrong)}"
+
+
+def _kind(x: Any, any_number: bool) -> Any:
+    """Return the properties of an argument for which Triton compiles."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    if isinstance(x, int) and not isinstance(x, bool):
+        inside = -(2**31) <= x < 2**31
+        return inside if any_number else (x == 1, x % 16 == 0, inside)
+    return None if x is None else type(x)
+
+
+def keeps_launches_apart(subject: Subject) -> None:
+    """Check that a compiled kernel is reused only for arguments for which it was compiled.
+
+    Each tensor in turn gets each layout. No kernel runs.
+    """
+    problem, names = subject.problem, vars(subject.module)
+    size = problem.chunk_size + 5
+    inputs = sized(problem, "layouts", size, subject.device)
+    on_paper = {"_launch": _Launches(), "_arch": lambda device: 90}
+    with mock.patch.dict(names, on_paper):
+        for changed in _each_laid_out(inputs):
+            _results(subject, changed)
+        if "decode" in problem.passes:
+            decode, right = _steps(subject, inputs)
+            states = _states(subject, inputs)
+            kept = {n: x for n, x in right.items() if isinstance(x, Tensor)}
+            for of in (None, states, states.bfloat16()):
+                for name, layout in itertools.product((*kept, "states"), KEPT):
+                    call_of = {**right, "states": of}
+                    if isinstance(call_of[name], Tensor):
+                        decode(**call_of | {name: arrange(call_of[name], layout, 1)})
+
+
+def _each_laid_out(inputs: Inputs) -> Iterator[Inputs]:
+    """Yield calls with one tensor in one layout, and with offsets of the other dtype."""
+    for layout in KEPT:
+        for of in ("tensors", "cotangents"):
+            tensors: Mapping[str, Tensor] = getattr(inputs, of)
+            for name, x in tensors.items():
+                yield replace(inputs, **{of: {**tensors, name: arrange(x, layout, 1)}})
+    starts = inputs.keywords.get("cu_seqlens")
+    if starts is not None:
+        for other in (starts.long(), arrange(starts, "offset", 1)):
+            yield replace(inputs, keywords={**inputs.keywords, "cu_seqlens": other})
+
+
+def _steps(subject: Subject, inputs: Inputs) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the function that steps states, and the arguments of a call."""
+    decode = getattr(subject.module, f"{subject.problem.name}_decode")
+    right = {"state" if n == STATE else n: x for n, x in inputs.tensors.items()} | inputs.keywords
+    right.pop("output_final_state")
+    return decode, right
+
+
+def _states(subject: Subject, inputs: Inputs) -> Tensor:
+    """Return zeros for the state after each token."""
+    v = inputs.tensors["v"]
+    (B, T, HV, V), K = v.shape, subject.problem.head_qk
+    return v.new_zeros((B, T, HV, K, V), dtype=torch.float32)
+
+
 def refuses_misuse(subject: Subject) -> None:
     """Check that wrong shapes, dtypes and devices raise `ValueError` or `TypeError`."""
     inputs = sized(subject.problem, "misuse", 7, subject.device)
@@ -189,13 +282,12 @@ def refuses_misuse(subject: Subject) -> None:
 
 def _misused_steps(subject: Subject, inputs: Inputs) -> dict[str, Callable[[], Any]]:
     """Return wrong calls of the function that steps states, by their mistakes."""
-    problem, t = subject.problem, inputs.tensors
-    decode = getattr(subject.module, f"{problem.name}_decode")
-    right = {"state" if n == STATE else n: x for n, x in t.items()} | inputs.keywords
-    right.pop("output_final_state")
-    (B, T, HV, V), K = t["v"].shape, problem.head_qk
-    states = t["v"].new_zeros((B, T, HV, K, V), dtype=torch.float32)
+    t = inputs.tensors
+    decode, right = _steps(subject, inputs)
+    states = _states(subject, inputs)
+    tensors = {n: x for n, x in right.items() if isinstance(x, Tensor)} | {"states": states}
     wrong: dict[str, dict[str, Any]] = {
+        **{f"steps of a sparse {n}": {n: x.to_sparse()} for n, x in tensors.items()},
         "steps from a state of other columns": {"state": t[STATE][..., :-1]},
         "steps without a state": {"state": None},
         "states for fewer tokens": {"states": states[:, :-1]},
@@ -220,6 +312,7 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         "a state with other columns": {STATE: t[STATE][..., :-1]},
         "a state in float64": {STATE: t[STATE].double()},
         "an argument that does not exist": {"no_such_argument": 1},
+        **{f"a sparse {name}": {name: x.to_sparse()} for name, x in t.items()},
     }
     found |= {f"scale is {what}": {"scale": x} for what, x in NOT_NUMBERS.items()}
     for buffer in problem.buffers:
@@ -236,6 +329,7 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
 
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "misuse": (refuses_misuse, False),
+    "launches": (keeps_launches_apart, False),
     "wrong-offsets": (keeps_to_its_tensors, False),
     "sequences-apart": (keeps_sequences_apart, False),
     "in-two-calls": (continues_from_states, False),
