@@ -244,10 +244,12 @@ def keeps_launches_apart(subject: Subject) -> None:
 def _each_laid_out(inputs: Inputs) -> Iterator[Inputs]:
     """Yield calls with one tensor in one layout, and with offsets of the other dtype."""
     for layout in KEPT:
-        for of in ("tensors", "cotangents"):
-            tensors: Mapping[str, Tensor] = getattr(inputs, of)
-            for name, x in tensors.items():
-                yield replace(inputs, **{of: {**tensors, name: arrange(x, layout, 1)}})
+        for name, x in inputs.tensors.items():
+            changed = {**inputs.tensors, name: arrange(x, layout, 1)}
+            yield replace(inputs, tensors=changed)
+        for name, x in inputs.cotangents.items():
+            changed = {**inputs.cotangents, name: arrange(x, layout, 1)}
+            yield replace(inputs, cotangents=changed)
     starts = inputs.keywords.get("cu_seqlens")
     if starts is not None:
         for other in (starts.long(), arrange(starts, "offset", 1)):
