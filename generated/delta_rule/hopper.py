@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 41d3c603318bb9bc
+# inputs (hash of spec and templates): 81e3a9bd858949b8
 # body (hash of the text below): fc781bb578b92306
 """Delta rule without decay, as in DeltaNet.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 9086037b80831d63
+# inputs (hash of spec and templates): eebf781681894944
 # body (hash of the text below): 5183d7ca3e204938
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 

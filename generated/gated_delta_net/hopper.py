@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b51b8dfc0f4c0ad8
+# inputs (hash of spec and templates): 985efaa0222b850e
 # body (hash of the text below): b30427e4639fce7f
 """Gated delta rule with an RMS norm and a gate of the output, as in Qwen3-Next.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): d82dd0991305a9ee
+# inputs (hash of spec and templates): d990febf0e8bf68d
 # body (hash of the text below): bd8b7abf858673b1
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 

@@ -259,16 +259,11 @@ class HopperFile(ImportsLaunch):
     language: ClassVar[str] = GLUON
 
     summary: str
-    names: list[str]
-    """The names that it imports from `triton.py`."""
+    imported: str
+    """The end of the statement that imports from `triton.py`."""
     layouts: Layouts
     kernels: list[Template]
     launcher: Launcher
-
-    @property
-    def imported(self) -> str:
-        """The end of the import statement."""
-        return imported(self.names, 0)
 
 
 def made(builder: Builder, kernels: Kernels, call: Call) -> Made:
@@ -280,7 +275,7 @@ def made(builder: Builder, kernels: Kernels, call: Call) -> Made:
         rows, builder.traits.decays, builder.traits.betas, *(later.get(name) for name in LATER)
     )
     launcher = _launcher(builder, kernels, equations, call)
-    layouts, names = Layouts(spec.head_dim.qk, rows), _imported(builder, launcher)
+    layouts, names = Layouts(spec.head_dim.qk, rows), imported(_imported(builder, launcher), 0)
     file = HopperFile(opening(spec), names, layouts, [equations, sweep], launcher)
     modules = ("functools", "warnings")
     return Made(

@@ -109,6 +109,14 @@ class FunctionOfChunks(Function):
         return ("_cdiv",)
 
 
+@dataclass(frozen=True)
+class KeepingFunction(FunctionOfChunks):
+    """A function that also decides whether forward keeps tensors for backward."""
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_cdiv", "_transformed")
+
+
 class Interface:
     """The functions of one plan: arguments, checks and words."""
 

@@ -16,6 +16,7 @@ from kgen.kernels.linear_attention.targets.triton.interface import (
     Function,
     FunctionOfChunks,
     Interface,
+    KeepingFunction,
 )
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
 from kgen.kernels.linear_attention.targets.triton.made import InFile
@@ -145,8 +146,7 @@ class Launcher(Template):
     """The flag by which forward keeps tensors for backward, after other arguments, or empty."""
 
     def launch_functions(self) -> Iterable[str]:
-        names = ("_arch_for", "_cdiv", "_launch", "_layouts", "_library", "_operator", "_tile")
-        return (*names, "_transformed") if self.keep else names
+        return ("_arch_for", "_cdiv", "_launch", "_layouts", "_library", "_operator", "_tile")
 
 
 def launcher(
@@ -289,11 +289,11 @@ def _function(interface: Interface) -> Function:
         "needs = _transformed() or any(x is not None and x.requires_grad for x in learned)",
         "keep = torch.is_grad_enabled() and needs",
     ]
+    kind = Function if spec.varlen else FunctionOfChunks
     if keeps(interface.plan):
-        asked += ", keep"
+        asked, kind = f"{asked}, keep", KeepingFunction
     rows = f"B, _cdiv(T, {spec.chunk_size}), HV, {interface.K}, {interface.V}"
     states = "ends" if spec.varlen else f"ends.view({rows})"
-    kind = Function if spec.varlen else FunctionOfChunks
     return kind(
         name=spec.name,
         signature=str(interface.signature()),
