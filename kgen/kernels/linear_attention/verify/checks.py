@@ -244,10 +244,10 @@ def keeps_launches_apart(subject: Subject) -> None:
 def _each_laid_out(inputs: Inputs) -> Iterator[Inputs]:
     """Yield calls with one tensor in one layout, and with offsets of the other dtype."""
     for layout in KEPT:
-        for of in ("tensors", "cotangents"):
-            tensors: Mapping[str, Tensor] = getattr(inputs, of)
-            for name, x in tensors.items():
-                yield replace(inputs, **{of: {**tensors, name: arrange(x, layout, 1)}})
+        for name, x in inputs.tensors.items():
+            yield replace(inputs, tensors={**inputs.tensors, name: arrange(x, layout, 1)})
+        for name, x in inputs.cotangents.items():
+            yield replace(inputs, cotangents={**inputs.cotangents, name: arrange(x, layout, 1)})
     starts = inputs.keywords.get("cu_seqlens")
     if starts is not None:
         for other in (starts.long(), arrange(starts, "offset", 1)):
