@@ -1,8 +1,8 @@
 """Random specs that are planned and proved. No kernel runs.
 
 Masks and scores of attention come from both generators of expressions, with random passes, lengths,
-heads and block masks. Each of its kernels is proved for one random tile shape, because many specs
-find more than all shapes of one spec. Kernels of linear attention are proved for all their shapes.
+heads and block masks. Each of these kernels is proved for one random tile shape: many specs find
+more than all shapes of one spec. Kernels of linear attention are proved for all their shapes.
 """
 
 from __future__ import annotations

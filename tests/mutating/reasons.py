@@ -221,6 +221,15 @@ LIVED = (
         "the interpreter has float32 in place of bfloat16",
     ),
     (
+        "gated_delta_rule/triton.py",
+        (
+            "comparison in gated_delta_rule_decode: `max(max(x.stride()[-2:]) for x in (state, "
+            "states) if x is not None) >= 2**23` -> `max(max(x.stride()[-2:]) for x in (state, "
+            "states) if x is not None) > 2**23`"
+        ),
+        "a stride of just 2**23 would tell",
+    ),
+    (
         "gemma2/triton.py",
         "comparison in gemma2: `max(SQ, SK) > 2**29` -> `max(SQ, SK) >= 2**29`",
         "just 2**29 positions would tell",
@@ -248,6 +257,11 @@ LIVED = (
         "gpt_oss/triton.py",
         "bound in _dq_kernel: `tl.maximum(q_start + 1 - WINDOW, 0)` -> `0`",
         "what the window hides is masked: it costs time alone",
+    ),
+    (
+        "linear_attention_elu/triton.py",
+        "tile in _keys_back_kernel: `BLOCK_K` -> `BLOCK_V`",
+        "both tiles have the same size on each chip",
     ),
     (
         "padding/hopper.py",
