@@ -38,6 +38,7 @@ SAMPLE = {FILE: ("rms_norm",), HOPPER: ()}
 NOT_RUN = {(FILE, "softcap_fast"): "the interpreter of Triton has no inline assembly"}
 """Files that no interpreter runs."""
 
+CHUNKS = "a call without tokens runs portable kernels, and the producer loads one chunk more"
 UNPACKED = tuple(
     x for x in SPECS[HOPPER] if "varlen: true" not in (ROOT / "specs" / f"{x}.yaml").read_text()
 )
@@ -218,6 +219,10 @@ LISTED = {
         Listed("while number < n_", 0, "a program is launched for a tile at least"),
         Listed("range(n_tiles + LAG)", 0, "queries without keys meet one tile, all of it masked"),
         Listed("range(n_tiles + LAG)", 1, "and `LAG` is 1", LAGGING),
+        Listed("_equations_hopper_kernel: for member in range(HV // H)", None, FIXED),
+        Listed("_sweep_producer: for n in range(at.count + 1)", 0, CHUNKS),
+        Listed("_sweep_producer: for n in range(at.count + 1)", 1, CHUNKS),
+        Listed("_sweep_consumer: for n in range(at.count)", 0, CHUNKS),
     ),
 }
 

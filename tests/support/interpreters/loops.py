@@ -110,11 +110,12 @@ def _run(spec: str, path: Path) -> Turns:
 
 
 def _run_hopper(spec: str, path: Path) -> Turns:
-    from kgen.kernels.attention.schedules.hopper import verify as on_hopper
-    from kgen.kernels.attention.verify.cases import groups
     from kgen.verify.families import Subject
 
     problem = problem_of(load(ROOT / "specs" / f"{spec}.yaml"))
+    family = f"kgen.kernels.{problem.kernel}"
+    on_hopper = importlib.import_module(f"{family}.schedules.hopper.verify")
+    groups = importlib.import_module(f"{family}.verify.cases").groups
     module, found = on_hopper.imported(path, spec), _Found()
     found.hear(module._hopper())
     subject = Subject(problem, "triton", path, module, "cpu")
