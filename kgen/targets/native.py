@@ -208,8 +208,6 @@ class Native:
     names: Sequence[str]
     """Launch arguments. The strides of a tensor are adjacent."""
     tiles: Sequence[Tiles]
-    kernels: Collection[str] | None = None
-    """The kernels that the launcher launches. None: all kernels of the package."""
     hint: str = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
     """The remedy in the message if no machine code fits a call."""
     operators: Operators | None = None
@@ -218,6 +216,8 @@ class Native:
     """A shorter Python function that calls these operators. None if the emitted function does."""
     why_in_python: str = "this kernel family has no operators in C++"
     """The reason why only Python has them."""
+    kernels: Collection[str] | None = None
+    """The kernels that the launcher launches. None: all kernels of the package."""
 
 
 def in_struct(size: Code, prefix: str) -> str:

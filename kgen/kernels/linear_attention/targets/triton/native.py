@@ -179,9 +179,9 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
         layer_example(loaded, plan, calls.arguments, sizes),
         _names(plan, calls.signatures.values()),
         [Tiles(f"{n}_tiles", _rows(tile_tables(plan)[n])) for n in calls.signatures],
-        # Kernels for one chip are called from Python only.
-        [one.name for one in calls.signatures.values()] if schedule_of(plan) else None,
         HINT,
+        # Kernels for one chip are called from Python only.
+        kernels=[one.name for one in calls.signatures.values()] if schedule_of(plan) else None,
     )
 
 
