@@ -190,11 +190,9 @@ def test_specs_with_operators_in_python_are_named(tmp_path: Path) -> None:
     in_python = "as operators in C++: "
     assert _heard("causal", tmp_path) == []
     assert _heard("pair_bias", tmp_path) == [f"{in_python}a buffer has a gradient"]
-    assert _heard("gated_delta_output", tmp_path) == [
-        f"{in_python}this kernel family has no operators in C++"
-    ]
-    (why,) = _heard("gated_delta_rule", tmp_path)
-    assert why.startswith(f"{in_python}`gated_delta_rule` cannot be called from C")
+    for spec in ("gated_delta_output", "gated_delta_rule"):
+        why = "this kernel family has no operators in C++"
+        assert _heard(spec, tmp_path) == [f"{in_python}{why}"]
 
 
 def test_a_package_without_a_compiler_has_the_sources(tmp_path: Path) -> None:
