@@ -112,9 +112,12 @@ def test_each_triton_has_a_record_of_its_own(tmp_path, emitted):
     assert list(found["verified"]) == [places[0], places[2]]
 
 
-ONLY_36 = ("causal_row_max", "serve_causal", "serve_fp8")
-"""Specs whose Hopper kernels ran only with Triton 3.6. docs/calls.md and docs/specs-serving.md say
-so."""
+ONLY_36 = (
+    *("causal_row_max", "serve_causal", "serve_fp8"),
+    *("gated_delta_rule", "gated_delta_net", "delta_rule", "deltanet_negative"),
+)
+"""Specs whose Hopper kernels ran only with Triton 3.6. docs/calls.md, docs/specs-serving.md and
+docs/specs-linear-attention.md say so."""
 
 
 def test_gluon_is_taken_from_tritons_of_the_ledger():
