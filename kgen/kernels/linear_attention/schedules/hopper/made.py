@@ -348,6 +348,7 @@ def _launcher(
         step.kernel, step.programs, step.made, step.arguments, mapped, options=_OPTIONS
     )
     gates, inverse = found.get("_gates_kernel"), found["_inverse_kernel"]
+    assert kernels.solve is not None  # the rule is `delta`
     first = [_tabled(gates)] if gates is not None else []
     return Launcher(
         operands=call.operands,
@@ -360,7 +361,7 @@ def _launcher(
         V=size.v,
         steps=[*first, of_equations, _tabled(inverse)],
         factors=equations.factors,
-        solve=_of_keys(found["_solve_kernel"]),
+        solve=_of_keys(found["_solve_kernel"], kernels.solve),
         finish=steps.finish(kernels),
         saved=call.saved,
     )
@@ -374,10 +375,9 @@ def _tabled(step: Step) -> Launched:
     return Launched(step.kernel, step.programs, step.made, step.arguments, step.after, step.table)
 
 
-def _of_keys(step: Step) -> Launched:
+def _of_keys(step: Step, kernel: Solve) -> Launched:
     """Return the launch that computes only W. The kernel then does not write to U."""
-    given = {"U": "W", f"{Solve.FLAG}=True": f"{Solve.FLAG}=False"}
-    arguments = [given.get(argument, argument) for argument in step.arguments]
+    arguments = kernel.signature.arguments_with({"U": "W", Solve.FLAG: "False"})
     return replace(_tabled(step), made=[], arguments=arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
@@ -77,11 +78,17 @@ class KernelSignature:
     @property
     def arguments(self) -> list[str]:
         """The launch arguments, apart from the fields of a tile."""
+        return self.arguments_with({})
+
+    def arguments_with(self, given: Mapping[str, str]) -> list[str]:
+        """Return the launch arguments with these values of operands and constants."""
+        values = {**VALUES, **given}
         strides = {n: x for o in self.operands for n, x in o.strides.items()}
         moving = [x for name, x in strides.items() if name[-1] not in CONSTANT]
         fixed = [f"{name}={x}" for name, x in strides.items() if name[-1] in CONSTANT]
-        named = [f"{name}={VALUES.get(name, name)}" for name in self.constants]
-        return [*(o.name for o in self.operands), *moving, *self.numbers, *fixed, *named]
+        named = [f"{name}={values.get(name, name)}" for name in self.constants]
+        operands = [given.get(operand.name, operand.name) for operand in self.operands]
+        return [*operands, *moving, *self.numbers, *fixed, *named]
 
 
 VALUES = {
