@@ -161,6 +161,20 @@ def test_a_planted_error_is_refuted(name: str, kernel: str, what: str, old: str,
     assert all(one.why for one in wrong)
 
 
+def test_a_second_launch_of_a_kernel_is_proved() -> None:
+    """With `save: recompute`, backward launches the kernel of the output again."""
+    lines = (
+        "kernel: linear_attention\nname: again\ndtype: bf16\nhead_dim: 64\noutput_norm: rms\n"
+        "save: recompute\npasses: [forward, backward]\n"
+    )
+    loaded = loads(lines, "again.yaml")
+    launch = "_output_kernel, slots * HV"
+    forward, between, rest = rendered(loaded).split(launch)
+    text = f"{forward}{launch}{between}_output_kernel, 2 * slots * HV{rest}"
+    found = [decide(o, TIMEOUT) for o in of_text(loaded, text, only="output") if o.what == INSIDE]
+    assert Verdict.REFUTED in {one.verdict for one in found}
+
+
 WRONG_FORMS = [
     ("retnet", EXACT, "state = state * tl.exp2(G_last)", "state = state * tl.exp2(G_last) * 2"),
     ("retnet", EXACT, "first = begin + n * BT", "first = begin + n * BT + 1"),

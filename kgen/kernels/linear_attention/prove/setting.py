@@ -12,7 +12,7 @@ import z3
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 from kgen.kernels.linear_attention.schedules import CHOICES
 from kgen.kernels.linear_attention.spec import LinearAttentionSpec
-from kgen.prove.lanes import Num, Pointer, Tensor
+from kgen.prove.lanes import Num, Pointer, Stride, Tensor
 from kgen.prove.launching import (
     Launch,
     LauncherWalker,
@@ -109,10 +109,9 @@ def calls(
         gradients = _run(walker, spec, inputs, buffers)
         found.append(walker)
         launches += walker.launches
-    unique: dict[tuple[Any, ...], Launch] = {}
+    unique: dict[str, Launch] = {}
     for one in launches:
-        tile = {n: x for n, x in one.tile.items() if n not in ("num_warps", "num_stages")}
-        unique.setdefault((one.kernel, *sorted(tile.items())), one)
+        unique.setdefault(_written(one), one)
     facts = {f.get_id(): f for walker in found for f in walker.facts}
     return Calls(
         file,
@@ -122,6 +121,21 @@ def calls(
         gradients,
         tuple(facts.values()),
     )
+
+
+def _written(launch: Launch) -> str:
+    """Return the kernel, the number of programs and the values of all parameters, as text."""
+    texts = [launch.kernel, launch.programs.sexpr()]
+    for name, value in launch.arguments.items():
+        match value:
+            case Tensor():
+                value = value.name, [str(size) for size in value.shape], value.zeros
+            case Stride():
+                value = value.tensor.name, value.dim, value.bits
+            case Num():
+                value = value.term.sexpr()
+        texts.append(f"{name} = {value}")
+    return "; ".join(texts)
 
 
 def _chips(file: File) -> list[int]:
