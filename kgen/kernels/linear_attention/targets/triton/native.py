@@ -10,14 +10,14 @@ from typing import ClassVar
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan, plan_linear_attention
 from kgen.kernels.linear_attention.plan.tiles import Tile, tile_tables
-from kgen.kernels.linear_attention.schedules import schedule_of
+from kgen.kernels.linear_attention.schedules import keeps, schedule_of
 from kgen.kernels.linear_attention.targets.triton.functions import Functions
 from kgen.kernels.linear_attention.targets.triton.gradients import (
     BackwardBuilder,
     BackwardKernels,
 )
 from kgen.kernels.linear_attention.targets.triton.interface import Interface
-from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels
+from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels, Solve
 from kgen.kernels.linear_attention.targets.triton.native_example import layer_example
 from kgen.kernels.linear_attention.targets.triton.native_tensors import (
     FAR_COLUMNS,
@@ -157,6 +157,8 @@ class LayerProgram(Program):
     saved: tuple[Room, ...]
     rooms: tuple[Room, ...]
     """The tensors that forward does not keep."""
+    flags: tuple[str, ...]
+    """The constants of kernels that are 1 in each call."""
     chunks: tuple[Launch, ...]
     output: Launch
     finish: Launch | None
@@ -249,6 +251,7 @@ class _Calls:
             ),
             saved=self.rooms.saved(),
             rooms=self.rooms.forward(),
+            flags=(Solve.FLAG,) if keeps(self.plan) else (),
             chunks=tuple(map(self.launch, self.steps.chunks(self.kernels))),
             output=self.launch(self.steps.output(self.kernels)),
             finish=self.launch(finish) if finish else None,
