@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.running.measured import measured
 from support.running.pace import pace, within
 from support.specs.hostile import CASES, FIRST, Hostile
 
@@ -46,15 +46,10 @@ def in_process(case: Hostile, folder: Path, capsys: pytest.CaptureFixture[str]) 
 def in_a_process(case: Hostile, folder: Path) -> None:
     spec = case.put(folder)
     slowness = pace()
-    command = [sys.executable, "-m", "kgen", "render", os.fsencode(spec)]
-    with open(folder.parent / "out", "w+") as out, open(folder.parent / "err", "w+") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=folder)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        texts = [file.seek(0) or file.read() for file in (out, err)]
-    check(process.returncode, *texts, folder, spec)
-    assert used.ru_utime + used.ru_stime < (STARTING + SECONDS) * max(slowness, pace())
-    assert used.ru_maxrss * 1024 < BYTES
+    used = measured([sys.executable, "-m", "kgen", "render", os.fsencode(spec)], folder)
+    check(used.code, used.out, used.err, folder, spec)
+    assert used.seconds < (STARTING + SECONDS) * max(slowness, pace())
+    assert used.bytes < BYTES
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.running.measured import measured
 
 from kgen.cli import app
 
@@ -119,11 +119,7 @@ def test_hostile_in_a_process(name: str, tmp_path: Path) -> None:
     # Without this, Python itself would import modules from the folder of the source.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "kgen", "import", "mods.py", "--mask", "mod"]
-    with open(tmp_path.parent / f"{tmp_path.name}.err", "w+") as err:
-        process = subprocess.Popen(command, stdout=err, stderr=err, cwd=tmp_path, env=environment)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        said = err.seek(0) or err.read()
-    check(process.returncode, said, tmp_path)
-    assert used.ru_utime + used.ru_stime < SECONDS
-    assert used.ru_maxrss * 1024 < BYTES
+    used = measured(command, tmp_path, environment)
+    check(used.code, used.err, tmp_path)
+    assert used.seconds < SECONDS
+    assert used.bytes < BYTES
