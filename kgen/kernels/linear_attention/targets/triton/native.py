@@ -194,7 +194,6 @@ class _Calls:
         self.plan, self.spec = plan, plan.spec
         self.name, self.license = prefix_of(loaded), plan.spec.license.in_comment()
         self.interface = Interface(plan, loaded.called)
-        self.arguments = arguments_of(plan, loaded.called)
         functions = Functions(plan, set())
         builder = Builder(plan, functions)
         self.kernels: Kernels = builder.kernels()
@@ -204,6 +203,7 @@ class _Calls:
         self.signatures = signatures(self.kernels, self.of_backward)
         self.steps = Steps(plan)
         self.rooms = Rooms(plan, self.kernels, self.of_backward)
+        self.arguments = arguments_of(plan, loaded.called, self.rooms.kept())
         self.saves = plan.backward and plan.spec.saves_states
 
     def header(self) -> LayerHeader:
