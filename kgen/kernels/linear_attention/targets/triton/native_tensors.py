@@ -240,7 +240,9 @@ class _Spelled:
         """Return a tensor that forward keeps for backward."""
         sizes = [one.factors for one in made.shape] or [(n,) for n in self.shape(made.like)]
         dtype, own = made.dtype or self.spec.dtype, f"saved_{made.name}"
-        words = f"[{', '.join(CALLED.get(str(n), str(n)) for (n,) in sizes)}] {WORDS.get(dtype, dtype)}"
+        words = (
+            f"[{', '.join(CALLED.get(str(n), str(n)) for (n,) in sizes)}] {WORDS.get(dtype, dtype)}"
+        )
         extents = tuple(fixed(n) if isinstance(n, int) else Name(str(n)) for (n,) in sizes)
         return Argument(
             made.name, own, own, extents, dtype, f"{words}, contiguous", contiguous=True
