@@ -4,6 +4,7 @@ that C++ refuses.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -86,10 +87,21 @@ THOROUGH = [
 """The compiler takes half a minute for each package."""
 
 
+Packages = Callable[[str], Path]
+
+
 @pytest.fixture(scope="session")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages with fake machine code, and operators that are not compiled."""
-    return sources_of(SPECS, tmp_path_factory.mktemp("operators_of_layers"))
+def packages(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Packages:
+    """A function that builds a package with fake machine code and operators, and returns its
+    folder.
+    """
+
+    @functools.cache
+    def built(name: str) -> Path:
+        out = sources_of({name: SPECS[name]}, tmp_path_factory.mktemp(f"operators_of_{name}"))
+        return compiled(out, name, pytestconfig.cache)
+
+    return built
 
 
 # --- launches ------------------------
@@ -97,11 +109,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", THOROUGH)
 @pytest.mark.parametrize("arch", [80, 90])
-def test_operators_launch_what_python_does(
-    sources: Path, pytestconfig: pytest.Config, name: str, arch: int
-) -> None:
-    compiled(sources, name, pytestconfig.cache)
-    command = ["tests/support/packages/operators_of_layers.py", str(sources), name, str(arch)]
+def test_operators_launch_what_python_does(packages: Packages, name: str, arch: int) -> None:
+    command = [
+        "tests/support/packages/operators_of_layers.py",
+        str(packages(name)),
+        name,
+        str(arch),
+    ]
     done = python(command, {"TRITON_INTERPRET": None})
     assert done.returncode == 0, done.stderr
     number, differing = json.loads(done.stdout)
@@ -140,9 +154,9 @@ def _results(loaded: Loaded) -> tuple[list[torch.Tensor], list[str]]:
     return [x.detach() for x in found], loaded.kernels()
 
 
-def test_results_are_those_of_python(sources: Path, pytestconfig: pytest.Config) -> None:
+def test_results_are_those_of_python(packages: Packages) -> None:
     """The interpreter runs the launches of C++ and the operators in Python."""
-    differing, launched = interpreted(_differing, compiled(sources, "kept", pytestconfig.cache))
+    differing, launched = interpreted(_differing, packages("kept"))
     assert differing == []
     assert [name for name in launched if "back" not in name][-1] == "_finish_kernel"
     assert launched.count("_output_kernel") == 3
@@ -163,10 +177,8 @@ def _differing(folder: Path) -> tuple[list[int], list[str]]:
 
 
 @pytest.mark.thorough
-def test_results_of_packed_sequences_are_those_of_python(
-    sources: Path, pytestconfig: pytest.Config
-) -> None:
-    folder = compiled(sources, "packed", pytestconfig.cache)
+def test_results_of_packed_sequences_are_those_of_python(packages: Packages) -> None:
+    folder = packages("packed")
     differing, launched = interpreted(_packed, folder)
     assert differing == []
     assert launched.count("_output_kernel") == 2, "once in forward, once in backward"
@@ -195,9 +207,9 @@ def _packed(folder: Path) -> tuple[list[str], list[str]]:
     return [n for n, x in want.items() if not torch.equal(x, got[n])], launched
 
 
-def test_operators_of_layers_suit_pytorch(sources: Path, pytestconfig: pytest.Config) -> None:
+def test_operators_of_layers_suit_pytorch(packages: Packages) -> None:
     """`opcheck` compares schemas, autograd, and shapes of fake tensors, also of dynamic shapes."""
-    folder = compiled(sources, "kept", pytestconfig.cache)
+    folder = packages("kept")
     assert interpreted(_checked, folder) == {"SUCCESS"}
 
 
@@ -218,17 +230,24 @@ def _checked(folder: Path) -> set[str]:
     return found
 
 
-def test_compiled_graphs_call_the_operators(sources: Path, pytestconfig: pytest.Config) -> None:
-    """`torch.compile` in one graph, with gradients and in place."""
-    folder = compiled(sources, "kept", pytestconfig.cache)
-    assert interpreted(_graphs, folder) == []
+def test_graphs_call_the_operators(packages: Packages) -> None:
+    """`torch.compile` in one graph with gradients, and `torch.export`."""
+    folder = packages("kept")
+    assert interpreted(_graphs, folder, False) == []
 
 
-def _graphs(folder: Path) -> list[str]:
-    """Return the programs whose results are wrong, or that do not launch."""
+@pytest.mark.thorough
+def test_a_program_compiled_ahead_calls_the_operators(packages: Packages) -> None:
+    """Run a program of AOTInductor from Python."""
+    folder = packages("kept")
+    assert interpreted(_graphs, folder, True) == []
+
+
+def _graphs(folder: Path, ahead: bool) -> list[str]:
+    """Return the programs whose results or launches differ from those of calls."""
     loaded = loaded_operators(folder, "kept")
     tensors, own = _drawn()
-    learned = [*tensors, *(x for x in own.values() if x.requires_grad)]
+    learned, wrong = [*tensors, *(x for x in own.values() if x.requires_grad)], []
 
     def model(*tensors: torch.Tensor) -> torch.Tensor:
         return 2 * loaded.function(*tensors, **own)
@@ -237,19 +256,42 @@ def _graphs(folder: Path) -> list[str]:
         o = function(*tensors)
         return [o, *torch.autograd.grad(o.float().sum(), learned)]
 
-    wrong = []
     want, launches = gradients(model), loaded.kernels()
     got = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"))
     if loaded.kernels() != launches or not all(map(torch.equal, want, got)):
         wrong.append("torch.compile")
+
+    class Layer(torch.nn.Module):
+        """A call, and a step that updates its final state."""
+
+        def forward(self, tensors: Any, own: Any, state: Any) -> tuple[torch.Tensor, ...]:
+            wanted = {"initial_state": state, "output_final_state": True}
+            o, final = loaded.function(*tensors, **own, **wanted)
+            stepped = final.clone()
+            return o, final, loaded.module.kept_decode(*tensors, stepped, **own), stepped
+
+    given = [x.detach() for x in tensors], {n: x.detach() for n, x in own.items()}
+    state = torch.randn(1, 2, 64, 64)
+    want, launches = [*Layer()(*given, state)], loaded.kernels()
+    program = torch.export.export(Layer(), (*given, state))
+    programs: dict[str, Callable[..., Any]] = {"torch.export": program.module()}
+    if ahead:
+        path = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(folder / "model.pt2")
+        )
+        programs["AOTInductor"] = torch._inductor.aoti_load_package(path)
+    for name, called in programs.items():
+        got = called(*given, state)
+        if loaded.kernels() != launches or not all(map(torch.equal, want, got)):
+            wrong.append(name)
     return wrong
 
 
 # --- calls that C++ refuses ------------------------
 
 
-def test_python_serves_other_calls(sources: Path, pytestconfig: pytest.Config) -> None:
-    folder = compiled(sources, "kept", pytestconfig.cache)
+def test_python_serves_other_calls(packages: Packages) -> None:
+    folder = packages("kept")
     assert interpreted(_in_python, folder) == []
 
 
@@ -298,9 +340,9 @@ def _in_python(folder: Path) -> list[str]:
     return wrong
 
 
-def test_mistakes_have_the_errors_of_python(sources: Path, pytestconfig: pytest.Config) -> None:
+def test_mistakes_have_the_errors_of_python(packages: Packages) -> None:
     """C++ checks the arguments, and the emitted functions name mistakes."""
-    folder = compiled(sources, "kept", pytestconfig.cache)
+    folder = packages("kept")
     launched, differing = interpreted(_mistaken, folder)
     assert differing == []
     assert launched == ["_output_kernel", "_decode_kernel"]
@@ -363,10 +405,8 @@ def _mistaken(folder: Path) -> tuple[list[str], list[Any]]:
 
 
 @pytest.mark.thorough
-def test_a_layer_without_backward_refuses_gradients(
-    sources: Path, pytestconfig: pytest.Config
-) -> None:
-    folder = compiled(sources, "alone", pytestconfig.cache)
+def test_a_layer_without_backward_refuses_gradients(packages: Packages) -> None:
+    folder = packages("alone")
     launched, said = interpreted(_alone, folder)
     assert launched == ["_k_map_kernel", "_states_kernel", "_output_kernel"] * 2
     assert said[0] == said[1]
