@@ -28,6 +28,18 @@ DTYPES = {
     "fp8_e4m3": ("KGEN_FP8E4NV", 1),
 }
 """By dtype of a spec: its name in the C runtime, and the bytes of an element."""
+ATEN = {
+    "bf16": "at::kBFloat16",
+    "fp16": "at::kHalf",
+    "fp32": "at::kFloat",
+    "fp64": "at::kDouble",
+    "int32": "at::kInt",
+    "int64": "at::kLong",
+    "uint8": "at::kByte",
+    "bool": "at::kBool",
+    "fp8_e4m3": "at::kFloat8_e4m3fn",
+}
+"""The name of a spec's dtype in PyTorch's C++."""
 WORDS = {
     "bf16": "bfloat16",
     "fp16": "float16",

@@ -271,6 +271,16 @@ static inline int kgen_fits_none(const kgen_library *library, int kernel, int ar
                      library->name, arch);
 }
 
+/* Check that machine code fits a launch. A pass that updates a tensor in place checks its last kernel first. */
+static inline int kgen_check_launch(const kgen_library *library, int kernel, const kgen_device *device,
+                                    const kgen_value *values, int64_t programs)
+{
+    if (programs == 0 || kgen_fitting(library, kernel, device->arch, values)) {
+        return KGEN_OK;
+    }
+    return kgen_fits_none(library, kernel, device->arch);
+}
+
 /* Launch the first machine code that fits `values`, an array by name. Without programs, launch nothing. */
 static inline int kgen_launch(kgen_library *library, int kernel, const kgen_device *device, const kgen_value *values,
                               int64_t programs, CUstream stream)

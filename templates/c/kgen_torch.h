@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -37,6 +38,7 @@ namespace kgen {
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+using Optional = std::optional<Tensor>;
 
 /* --- errors ------------------------------------------------------------------------------------------------------- */
 
@@ -290,6 +292,58 @@ inline Tensor empty_as(Sizes sizes, const Tensor &like)
     return empty(sizes, like);
 }
 
+/* Allocate a tensor, or one without elements. */
+inline Tensor empty_if(bool there, Sizes sizes, const Tensor &like, at::ScalarType dtype)
+{
+    return there ? empty(sizes, like, dtype) : empty({0}, like, dtype);
+}
+
+inline Optional contiguous(const Optional &x)
+{
+    return x.has_value() ? Optional(x->contiguous()) : x;
+}
+
+/* Return x if it has elements. */
+inline Optional nonempty(const Optional &x)
+{
+    return x.has_value() && x->numel() ? x : std::nullopt;
+}
+
+/* Return a tensor that may be absent, for the C functions, which do not check the sizes of empty tensors. */
+inline kgen_tensor taken_if(const char *function, const char *label, const Optional &x, Sizes sizes,
+                            at::ScalarType dtype, const c10::Device &device)
+{
+    if (!x.has_value()) {
+        return {};
+    }
+    const kgen_tensor found = taken(function, label, *x, static_cast<int64_t>(sizes.size()), dtype, device);
+    size_t i = 0;
+    for (const c10::SymInt &size : sizes) {
+        if (x->size(i++) != size.expect_int()) {
+            raise_value(std::string(function) + ": " + label + " has wrong sizes, got " + text(x->sizes()));
+        }
+    }
+    return found;
+}
+
+/* Return a contiguous tensor with other sizes for the C functions, or none. */
+inline kgen_tensor in_c(const Tensor &x, bool there, Sizes sizes)
+{
+    kgen_tensor found = {};
+    if (there) {
+        int64_t step = 1, i = 0;
+        found.data = x.data_ptr();
+        for (const c10::SymInt &size : sizes) {
+            found.sizes[i++] = size.expect_int();
+        }
+        while (i--) {
+            found.strides[i] = step;
+            step *= found.sizes[i];
+        }
+    }
+    return found;
+}
+
 /* --- calls -------------------------------------------------------------------------------------------------------- */
 
 /* The C functions of a pass. */
@@ -326,6 +380,49 @@ inline bool required(std::initializer_list<const Tensor *> tensors)
         any = any || x->requires_grad();
     }
     return any && c10::GradMode::is_enabled();
+}
+
+inline bool required(const Optional &x)
+{
+    return x.has_value() && x->requires_grad() && c10::GradMode::is_enabled();
+}
+
+/* Return a tensor of autograd, which may be undefined. */
+inline Optional optional(const Tensor &x)
+{
+    return x.defined() ? Optional(x) : std::nullopt;
+}
+
+inline variable_list defined(const variable_list &tensors)
+{
+    variable_list found;
+    for (const Tensor &x : tensors) {
+        if (x.defined()) {
+            found.push_back(x);
+        }
+    }
+    return found;
+}
+
+template <class Results> variable_list listed(const Results &results)
+{
+    return std::apply([](const auto &...x) { return variable_list{x...}; }, results);
+}
+
+template <class Results, size_t... I> Results in_tuple(const variable_list &results, std::index_sequence<I...>)
+{
+    return Results(results[I]...);
+}
+
+template <class Results> Results in_tuple(const variable_list &results)
+{
+    return in_tuple<Results>(results, std::make_index_sequence<std::tuple_size_v<Results>>());
+}
+
+/* Return the sum over some dimensions. */
+inline Tensor summed(const Tensor &x, std::initializer_list<int64_t> over)
+{
+    return x.sum(at::IntArrayRef(over));
 }
 
 /* Gradients without a derivative: without this function, the second derivative would silently be zero. */

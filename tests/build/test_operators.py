@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import importlib
 import math
 import re
-import shutil
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from support.interpreters.own_process import interpreted
-from support.packages.c_on_paper import Paper, python
+from support.packages.c_on_paper import python
+from support.packages.operators_on_paper import BUILD, compiled, loaded_operators, sources_of
 
 from kgen.build.native import native_of
 from kgen.build.operators import compiled_name, with_code
@@ -67,66 +63,30 @@ passes: [forward]
 """
 """No backward pass."""
 SPECS = {"awkward": AWKWARD, "packed": PACKED, "alone": FORWARD}
-CPU = "c++ -DKGEN_DEVICE=c10::DeviceType::CPU"
-"""A compiler of operators that launch for tensors on the CPU, for the simulated driver."""
-_BUILD = """
-import sys
-from functools import partial
-from pathlib import Path
-from unittest import mock
-from kgen.build.package import BuildOptions
-from support.packages.build_on_paper import build
-with mock.patch("kgen.build.package.BuildOptions", partial(BuildOptions, torch=True)):
-    build(Path(sys.argv[1]), sys.argv[2:])
-"""
 
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of packages with fake machine code, and operators that are not compiled."""
-    out = tmp_path_factory.mktemp("operators")
-    for name, text in SPECS.items():
-        (out / f"{name}.yaml").write_text(text)
-    specs = [str(out / f"{name}.yaml") for name in SPECS]
-    done = python(["-c", _BUILD, str(out), *specs], {"TRITON_INTERPRET": None, "CXX": "false"})
-    assert done.returncode == 0, done.stderr
-    return out
-
-
-def _compiled(folder: Path, name: str, cache: pytest.Cache) -> Path:
-    """Compile the operators of a package for the simulated driver. Return the folder.
-
-    The compiler takes half a minute, so the cache of pytest keeps the library.
-    """
-    package = folder / name
-    digest = hashlib.sha256(CPU.encode())
-    for path in sorted([*(package / "operators").glob("*.[hc]*"), *(package / "c").iterdir()]):
-        digest.update(path.read_bytes())
-    kept = cache.mkdir("operators") / f"{digest.hexdigest()}-{compiled_name()}"
-    if not kept.exists():
-        done = python([str(package / "_runtime" / "operators.py")], {"CXX": CPU})
-        assert done.returncode == 0, done.stderr
-        shutil.copyfile(package / "operators" / compiled_name(), kept)
-    shutil.copyfile(kept, package / "operators" / compiled_name())
-    return folder
+    return sources_of(SPECS, tmp_path_factory.mktemp("operators"))
 
 
 @pytest.fixture(scope="session")
 def awkward(sources: Path, pytestconfig: pytest.Config) -> Path:
     """The folder of the package `awkward`."""
-    return _compiled(sources, "awkward", pytestconfig.cache)
+    return compiled(sources, "awkward", pytestconfig.cache)
 
 
 @pytest.fixture(scope="session")
 def alone(sources: Path, pytestconfig: pytest.Config) -> Path:
     """The folder of the package `alone`."""
-    return _compiled(sources, "alone", pytestconfig.cache)
+    return compiled(sources, "alone", pytestconfig.cache)
 
 
 @pytest.fixture(scope="session")
 def packed(sources: Path, pytestconfig: pytest.Config) -> Path:
     """The folder of the package `packed`."""
-    return _compiled(sources, "packed", pytestconfig.cache)
+    return compiled(sources, "packed", pytestconfig.cache)
 
 
 # --- what there is ------------------------
@@ -136,9 +96,10 @@ def packed(sources: Path, pytestconfig: pytest.Config) -> Path:
 def test_schemas_are_those_of_python(spec: str) -> None:
     """A program that was exported with one package runs with the other."""
     loaded = load(ROOT / "specs" / f"{spec}.yaml")
-    if loaded.spec.kernel != "attention" or "serve" in (loaded.spec.passes or ()):
+    families = ("attention", "linear_attention")
+    if loaded.spec.kernel not in families or "serve" in (loaded.spec.passes or ()):
         return
-    native = native_of(loaded, {"gqa": (1,), "batch": (1,)}, [80, 90])
+    native = native_of(loaded, {"gqa": (1,), "batch": (1,), "heads": (8,)}, [80, 90])
     emitted = ROOT / "generated" / spec / "triton.py"
     module = importlib.import_module(f"generated.{spec}.triton")
     code = module._LIBRARY.ns[: len("kgen_") + 16]
@@ -149,10 +110,11 @@ def test_schemas_are_those_of_python(spec: str) -> None:
     text = re.sub(r'"\s+"', "", rendered(with_code(native.operators, emitted)))
     assert f'made_library("{code}", NAME, implement)' in text
     found = re.findall(r'library,\s+"(.*?)",', text)
-    places = [place for place in ("_out_op", "_out_and_lse_op") if hasattr(module, place)]
-    schemas = [getattr(module, place)._schema for place in places]
-    schemas += [module._backward_op._schema] if hasattr(module, "_backward_op") else []
+    first, last = ("_out_op", "_out_and_lse_op", "_forward_op"), ("_decode_op",)
+    operators = [n for n in (*first, "_backward_op", *last) if hasattr(module, n)]
+    schemas = [getattr(module, place)._schema for place in operators]
     assert found == [str(schema).partition("::")[2] for schema in schemas]
+    places = [place for place in operators if place != "_backward_op"]
     assert dict(native.operators.places) == {
         place: getattr(module, place)._schema.name.partition("::")[2] for place in places
     }
@@ -164,7 +126,7 @@ WHY = {
         ("head_scale", "pair_bias", "relative_bias", "varlen_alibi"), "a buffer has a gradient"
     ),
 }
-"""Stock specs of attention with operators in Python only."""
+"""Stock specs of these families with operators in Python only."""
 
 
 def _heard(spec: str, tmp_path: Path) -> list[str]:
@@ -190,15 +152,15 @@ def test_specs_with_operators_in_python_are_named(tmp_path: Path) -> None:
     in_python = "as operators in C++: "
     assert _heard("causal", tmp_path) == []
     assert _heard("pair_bias", tmp_path) == [f"{in_python}a buffer has a gradient"]
-    for spec in ("gated_delta_output", "gated_delta_rule"):
-        why = "this kernel family has no operators in C++"
-        assert _heard(spec, tmp_path) == [f"{in_python}{why}"]
+    assert _heard("gated_delta_rule", tmp_path) == []
+    why = "this kernel family has no operators in C++"
+    assert _heard("gated_delta_output", tmp_path) == [f"{in_python}{why}"]
 
 
 def test_a_package_without_a_compiler_has_the_sources(tmp_path: Path) -> None:
     (tmp_path / "packed.yaml").write_text(PACKED)
     done = python(
-        ["-c", _BUILD, str(tmp_path), str(tmp_path / "packed.yaml")],
+        ["-c", BUILD, str(tmp_path), str(tmp_path / "packed.yaml")],
         {"TRITON_INTERPRET": None, "CXX": str(tmp_path / "no-compiler")},
     )
     assert done.returncode == 0, done.stderr
@@ -251,61 +213,6 @@ def _warnings(folder: Path) -> list[str]:
 # --- calls, with the simulated driver ------------------------
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A package whose launches Triton's interpreter runs, and the launches."""
-
-    function: Callable[..., Any]
-    module: ModuleType
-    paper: Paper
-
-    def kernels(self) -> list[str]:
-        """Return the names of the launched kernels, and forget them."""
-        found = [launch["kernel"] for launch in self.paper.launched]
-        self.paper.begin({})
-        return found
-
-
-def _loaded(folder: Path, name: str, arch: int = 80, fast: bool = False) -> Loaded:
-    """Import a package in this process. With `fast`, its function treats the CPU as a GPU."""
-    from kgen.build.runtime import triton as runtime
-    from kgen.verify import interpreter
-
-    interpreter.mend()
-    libc = ctypes.CDLL(None)
-    libc.malloc_usable_size.argtypes, libc.malloc_usable_size.restype = (
-        [ctypes.c_void_p],
-        ctypes.c_size_t,
-    )
-    kinds = {kind: dtype for dtype, kind in runtime.DTYPES.items()}
-
-    def view(address: int, kind: str) -> torch.Tensor:
-        # All tensors of these tests begin where their memory begins.
-        raw = (ctypes.c_char * libc.malloc_usable_size(address)).from_address(address)
-        dtype = kinds[kind[1:]]
-        return torch.frombuffer(raw, dtype=dtype, count=len(raw) // dtype.itemsize)
-
-    def run(row: Any, programs: int, raw: dict[str, int]) -> None:
-        given = {}
-        for argument, kind, value in row["arguments"]:
-            found = value if kind == "constexpr" else raw[argument]
-            given[argument] = view(found, kind) if kind.startswith("*") else found
-        getattr(source, row["kernel"])[(programs,)](**given)
-
-    paper = Paper(folder / name, run)
-    paper.device(arch, 4)
-    if fast:
-        path = folder / name / "_call.py"
-        path.write_text(path.read_text().replace("q.is_cuda", "True"))
-    sys.path.insert(0, str(folder))
-    function = getattr(importlib.import_module(name), name)
-    module = sys.modules[f"{name}.triton"]
-    source = runtime.Package(f"{name}_source", folder / name).source("triton")
-    # The operators in C++ have the names without a number, and the library in Python has number 2.
-    assert module._out_op._schema.name == f"{module._LIBRARY.ns.removesuffix('_2')}::{name}"
-    return Loaded(function, module, paper)
-
-
 def test_results_are_right(awkward: Path) -> None:
     errors, launched = interpreted(_errors, awkward)
     assert launched == ["_forward_kernel", "_delta_kernel", "_dq_kernel", "_dkdv_kernel"]
@@ -334,7 +241,7 @@ def _reference(q: Any, k: Any, v: Any, double: Any, found: Any, sinks: Any, **mo
 
 def _errors(folder: Path) -> tuple[dict[str, float], list[str]]:
     """Return the errors of all results, relative to the largest number, and the launches."""
-    loaded = _loaded(folder, "awkward")
+    loaded = loaded_operators(folder, "awkward")
     tensors, keywords = _given()
     exact = [x.detach().double().requires_grad_() for x in (*tensors, keywords["sinks"])]
     want = _reference(*exact[:3], **{**keywords, "sinks": exact[3]})
@@ -359,7 +266,7 @@ def test_operators_suit_pytorch(awkward: Path) -> None:
 
 
 def _checked(folder: Path) -> set[str]:
-    loaded = _loaded(folder, "awkward")
+    loaded = loaded_operators(folder, "awkward")
     (q, k, v), keywords = _given()
     own = [keywords[name] for name in ("double", "found", "sinks")]
     found = set()
@@ -375,7 +282,7 @@ def test_what_machine_code_does_not_do_python_does(awkward: Path) -> None:
 
 def _in_python(folder: Path) -> list[str]:
     """Return the cases in which the fallback to operators in Python is wrong."""
-    loaded = _loaded(folder, "awkward")
+    loaded = loaded_operators(folder, "awkward")
     (q, k, v), keywords = _given()
     wrong = []
 
@@ -416,7 +323,7 @@ def test_errors_are_those_of_python(packed: Path) -> None:
 
 def _mistaken(folder: Path) -> tuple[int, list[Any]]:
     """Return the number of right calls that C++ launched, and the calls whose errors differ."""
-    loaded = _loaded(folder, "packed", fast=True)
+    loaded = loaded_operators(folder, "packed", fast=True)
     q, k, v = (torch.randn(50, heads, 16, dtype=torch.half) for heads in (4, 2, 2))
     ends = torch.tensor([0, 20, 50], dtype=torch.int32)
     loaded.function(q, k, v, ends, ends)
@@ -468,7 +375,7 @@ def test_a_spec_without_backward_refuses_gradients(alone: Path) -> None:
 
 def _alone(folder: Path) -> tuple[float, list[str], list[str]]:
     """Return the error of a result, the launches, and messages of calls that need a gradient."""
-    loaded = _loaded(folder, "alone", fast=True)
+    loaded = loaded_operators(folder, "alone", fast=True)
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 40, 16, dtype=torch.half) for _ in range(3))
     want = torch.nn.functional.scaled_dot_product_attention(

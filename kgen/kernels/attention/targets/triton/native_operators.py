@@ -13,22 +13,9 @@ from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.interface import Interface, operator_of
 from kgen.kernels.attention.targets.triton.native_tensors import Tensors
 from kgen.kernels.attention.targets.triton.shared import narrow_values
-from kgen.targets.native import Operators, Parameter, Tensor
+from kgen.targets.native import ATEN, Operators, Parameter, Tensor
 from kgen.targets.signature import Signature
 from kgen.targets.template import Template, filled
-
-ATEN = {
-    "bf16": "at::kBFloat16",
-    "fp16": "at::kHalf",
-    "fp32": "at::kFloat",
-    "fp64": "at::kDouble",
-    "int32": "at::kInt",
-    "int64": "at::kLong",
-    "uint8": "at::kByte",
-    "bool": "at::kBool",
-    "fp8_e4m3": "at::kFloat8_e4m3fn",
-}
-"""The name of a spec's dtype in PyTorch's C++."""
 
 
 @dataclass(frozen=True)

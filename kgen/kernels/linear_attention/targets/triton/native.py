@@ -19,6 +19,7 @@ from kgen.kernels.linear_attention.targets.triton.gradients import (
 from kgen.kernels.linear_attention.targets.triton.interface import Interface
 from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels, Solve
 from kgen.kernels.linear_attention.targets.triton.native_example import layer_example
+from kgen.kernels.linear_attention.targets.triton.native_operators import call_of, operators_of
 from kgen.kernels.linear_attention.targets.triton.native_tensors import (
     FAR_COLUMNS,
     FAR_TOKENS,
@@ -184,6 +185,8 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
         HINT,
         # Kernels for one chip are called from Python only.
         kernels=[one.name for one in calls.signatures.values()] if schedule_of(plan) else None,
+        operators=operators_of(calls.interface, calls.arguments, calls.name, calls.license),
+        call=call_of(calls.interface),
     )
 
 
@@ -194,7 +197,6 @@ class _Calls:
         self.plan, self.spec = plan, plan.spec
         self.name, self.license = prefix_of(loaded), plan.spec.license.in_comment()
         self.interface = Interface(plan, loaded.called)
-        self.arguments = arguments_of(plan, loaded.called)
         functions = Functions(plan, set())
         builder = Builder(plan, functions)
         self.kernels: Kernels = builder.kernels()
@@ -204,6 +206,7 @@ class _Calls:
         self.signatures = signatures(self.kernels, self.of_backward)
         self.steps = Steps(plan)
         self.rooms = Rooms(plan, self.kernels, self.of_backward)
+        self.arguments = arguments_of(plan, loaded.called, self.rooms.kept())
         self.saves = plan.backward and plan.spec.saves_states
 
     def header(self) -> LayerHeader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
@@ -22,7 +22,7 @@ ENDS = row("add", Name("N"), fixed(1))
 """The size of the tensor with the ends of sequences."""
 MEMBERS = (
     *("q", "k", "v", "o", "cu_seqlens", "scale", "initial_state", "final_state", "chunk_states"),
-    *("saved", "do_", "dfinal_state", "dq", "dk", "dv", "dinitial_state"),
+    *("saved", "saved_apart", "do_", "dfinal_state", "dq", "dk", "dv", "dinitial_state"),
     *("state", "token_states", "token_states_bf16"),
 )
 """The members of the struct of arguments, apart from buffers and their gradients."""
@@ -83,6 +83,8 @@ class Arguments:
     learned: tuple[Learned, ...]
     state: Argument
     token_states: Argument
+    kept: tuple[Argument, ...] = ()
+    """The tensors of `saved`, for callers that keep them apart."""
 
     @property
     def members(self) -> Mapping[str, str]:
@@ -91,9 +93,16 @@ class Arguments:
         return {one.name: one.member for one in found}
 
 
-def arguments_of(plan: LinearAttentionPlan, called: Mapping[str, str]) -> Arguments:
-    """Return the tensors of a plan. `called` maps names of buffers to those of callers."""
-    spelled = _Spelled(plan, called)
+def arguments_of(
+    plan: LinearAttentionPlan, called: Mapping[str, str], kept: Sequence[Made] = ()
+) -> Arguments:
+    """Return the tensors of a plan.
+
+    Args:
+        called: The names of buffers for callers.
+        kept: The tensors that forward keeps for backward.
+    """
+    spelled = _Spelled(plan, called, kept)
     states = ("N", "HV", *spelled.of_state)
     within = ("slots", "HV") if plan.spec.varlen else ("B", "NT", "HV")
     dtype = plan.spec.state_dtype
@@ -126,15 +135,18 @@ def arguments_of(plan: LinearAttentionPlan, called: Mapping[str, str]) -> Argume
         learned=tuple(spelled.learned()) if plan.backward else (),
         state=spelled.argument("state", states, dtype, "updated in place", stride="state"),
         token_states=token,
+        kept=tuple(map(spelled.kept, kept)),
     )
 
 
 class _Spelled:
     """Build the tensors of one plan."""
 
-    def __init__(self, plan: LinearAttentionPlan, called: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: LinearAttentionPlan, called: Mapping[str, str], kept: Sequence[Made] = ()
+    ) -> None:
         self.plan, self.spec, self.called = plan, plan.spec, called
-        self.taken = set(MEMBERS)
+        self.taken = {*MEMBERS, *(f"saved_{one.name}" for one in kept)}
         K, V = plan.spec.head_dim.qk, plan.spec.head_dim.v
         self.of_state: tuple[str | int, ...] = (K, V)
         self.of_values: tuple[str | int, ...] = ("B", "T", "HV", V)
@@ -224,6 +236,18 @@ class _Spelled:
             for number, one in enumerate(made):
                 yield self._learned(name, one, number, len(made))
 
+    def kept(self, made: Made) -> Argument:
+        """Return a tensor that forward keeps for backward."""
+        sizes = [one.factors for one in made.shape] or [(n,) for n in self.shape(made.like)]
+        dtype, own = made.dtype or self.spec.dtype, f"saved_{made.name}"
+        words = (
+            f"[{', '.join(CALLED.get(str(n), str(n)) for (n,) in sizes)}] {WORDS.get(dtype, dtype)}"
+        )
+        extents = tuple(fixed(n) if isinstance(n, int) else Name(str(n)) for (n,) in sizes)
+        return Argument(
+            made.name, own, own, extents, dtype, f"{words}, contiguous", contiguous=True
+        )
+
     def _learned(self, name: str, made: Made, number: int, of: int) -> Learned:
         label, parts = self.called.get(name, name), bool(made.shape)
         own = f"d{label}" + (f"_{number + 1}" if number else "")
@@ -294,27 +318,31 @@ class Rooms:
         self.spelled = _Spelled(plan, {})
         self.kernels, self.of_backward = kernels, backward
 
-    def saved(self) -> tuple[Room, ...]:
+    def kept(self) -> tuple[Made, ...]:
         """Return the tensors that forward keeps for backward."""
         if not (self.plan.backward and self.plan.spec.saves_states):
             return ()
         held = set(self.steps.held(self.kernels))
-        return tuple(room for room in self._of_forward() if room.name in {*held, "o_raw"})
+        return tuple(made for made in self._of_forward() if made.name in {*held, "o_raw"})
+
+    def saved(self) -> tuple[Room, ...]:
+        """Return the places of the tensors that forward keeps for backward."""
+        return tuple(map(self.room, self.kept()))
 
     def forward(self) -> tuple[Room, ...]:
         """Return the tensors that forward does not keep. Backward computes them again if forward
         keeps nothing.
         """
-        saved = {room.name for room in self.saved()}
-        return tuple(room for room in self._of_forward() if room.name not in saved)
+        kept = {made.name for made in self.kept()}
+        return tuple(self.room(made) for made in self._of_forward() if made.name not in kept)
 
-    def _of_forward(self) -> Iterator[Room]:
+    def _of_forward(self) -> Iterator[Made]:
         if self.plan.spec.varlen:
-            yield Room("seqs", "4 * p->slots", "KGEN_I32")
+            yield self.steps.new("seqs", "slots", dtype="int32")
         for step in self.steps.chunks(self.kernels):
-            yield from (self.room(one) for one in step.tensors if one.name != "ends")
+            yield from (one for one in step.tensors if one.name != "ends")
         if self.plan.finishes:
-            yield self.room(Made("o_raw", "v"))
+            yield Made("o_raw", "v")
 
     def backward(self) -> tuple[Room, ...]:
         """Return the tensors that only backward computes."""
