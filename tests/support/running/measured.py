@@ -20,7 +20,7 @@ os.write(int(sys.argv[1]), f"{code} {used.ru_utime + used.ru_stime} {used.ru_max
 
 @dataclass(frozen=True)
 class Measured:
-    """What a command printed, and the seconds of processor time and the bytes that it used."""
+    """Output of a command, its seconds of processor time and its peak memory in bytes."""
 
     code: int
     out: str
@@ -34,8 +34,8 @@ def measured(
 ) -> Measured:
     """Run the command in the folder.
 
-    A small process starts it: on Linux, the peak memory of a process includes that of the process
-    which started it, and a test process is large.
+    A small process starts it. On Linux, the peak memory of a process includes the memory of its
+    parent, and a test process is large.
     """
     read, write = os.pipe()
     start = [sys.executable, "-I", "-S", "-c", MEASURING, str(write), *command]
@@ -53,7 +53,7 @@ def measured(
         finally:
             os.close(write)
             with open(read) as file:
-                told = file.read()
+                line = file.read()
         texts = [file.seek(0) or file.read() for file in (out, err)]
-    code, seconds, kilobytes = told.split()
+    code, seconds, kilobytes = line.split()
     return Measured(int(code), *texts, float(seconds), int(kilobytes) * 1024)
