@@ -23,6 +23,12 @@ SAMPLES: Mapping[str, frozenset[str]] = {
         "kernels/attention/adapt/test_transformers.py::test_a_model_is_what_it_is_in_eager": (
             "llama, gemma3, gpt_oss"
         ),
+        "kernels/attention/parallel/test_partial_sums.py::test_parts_add_up": (
+            "True-True-True-2, False-False-False-0, True-False-True-2"
+        ),
+        "kernels/attention/adapt/test_engines.py::test_batches_are_those_of_float64": (
+            "sglang window, vllm fp8"
+        ),
         "kernels/attention/test_hopper.py::test_verified": (
             "sliding_window, llama3_gqa, decode_gqa, varlen_causal, mla_prefill, learned_slopes"
         ),
@@ -58,6 +64,10 @@ SAMPLES: Mapping[str, frozenset[str]] = {
         ),
         "kernels/norm/test_cuda.py::test_norms_compile_and_do_not_spill": "heads",
         "kernels/norm/test_cuda.py::test_norms_are_for_nvcc_too": "bare",
+        "test_exported_folders.py::test_a_process_that_imports_it_loads_it": (
+            "gated_delta_output, two"
+        ),
+        "test_fuzzing.py::test_what_is_planted_is_found_and_made_smaller": "a bound, a position",
         "test_fuzzing.py::test_what_was_found_stays_mended": "numbers_of_loops, score_of_none",
     }.items()
 }
