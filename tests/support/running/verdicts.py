@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import gc
 import hashlib
 import json
 import platform
@@ -75,6 +76,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [x for x in items if x not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the collected tests and the modules from garbage collection.
+
+    They stay until the end. Each full collection would visit millions of their objects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Verdict:
