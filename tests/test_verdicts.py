@@ -38,9 +38,9 @@ FILES = {
     "tests/near.py": "import behind\n",
     "tests/behind.py": "",
     "tests/elsewhere.py": "",
-    "tests/problem.txt": "x * 2",
+    "tests/verify/problem.txt": "x * 2",
     "tests/verdicts.json": "{}\n",
-    "tests/test_it.py": """
+    "tests/verify/test_it.py": """
 import pathlib, pytest
 
 class Problem:
@@ -107,7 +107,7 @@ def test_what_decides_makes_it_run_again(ran: Ran, pytester: pytest.Pytester) ->
     assert ran()[0] == 1
     for file in (
         *(
-            "tests/test_it.py",
+            "tests/verify/test_it.py",
             "tests/near.py",
             "kgen/verify/compare.py",
             "kgen/kernels/norm/__init__.py",
@@ -116,7 +116,7 @@ def test_what_decides_makes_it_run_again(ran: Ran, pytester: pytest.Pytester) ->
         "kgen/kernels/norm/targets/cuda/__init__.py",  # needed to run these files
         # imported by these
         *("tests/behind.py", "kgen/expr/nodes.py", "kgen/targets/cuda/__init__.py"),
-        "tests/problem.txt",  # a property of the problem
+        "tests/verify/problem.txt",  # a property of the problem
     ):
         change(pytester.path / file)
         assert ran()[0] == 1, file
@@ -134,7 +134,7 @@ def test_what_decides_makes_it_run_again(ran: Ran, pytester: pytest.Pytester) ->
 
 def test_comments_run_nothing_again(ran: Ran, pytester: pytest.Pytester) -> None:
     assert ran()[0] == 1
-    for file in ("tests/test_it.py", "tests/near.py", "kgen/verify/compare.py", "emitted.py"):
+    for file in ("tests/verify/test_it.py", "tests/near.py", "kgen/verify/compare.py", "emitted.py"):
         change(pytester.path / file, new="\n# A comment.\n\n")
     assert ran()[0] == 0
 
@@ -145,7 +145,7 @@ def test_a_folder_is_known_by_its_programs(ran: Ran, pytester: pytest.Pytester) 
     (folder / "triton.py").write_text("right = True\n")
     (folder / "manifest.json").write_text("{}\n")
     change(
-        pytester.path / "tests/test_it.py",
+        pytester.path / "tests/verify/test_it.py",
         "verdict(Problem(), path)",
         "verdict(Problem(), path.parent / 'emitted')",
     )
@@ -215,7 +215,7 @@ def test_other_versions_run_again(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_thorough_verdicts_are_checked_in(ran: Ran, pytester: pytest.Pytester) -> None:
-    change(pytester.path / "tests/test_it.py", "def test_", "@pytest.mark.thorough\ndef test_")
+    change(pytester.path / "tests/verify/test_it.py", "def test_", "@pytest.mark.thorough\ndef test_")
     times, said = ran()
     assert times == 0
     assert "what this test runs has changed: run `scripts/test --all`" in said
@@ -237,7 +237,7 @@ def test_thorough_verdicts_are_checked_in(ran: Ran, pytester: pytest.Pytester) -
 
 
 def test_verdicts_of_other_versions_are_not_checked_in(ran: Ran, pytester: pytest.Pytester) -> None:
-    change(pytester.path / "tests/test_it.py", "def test_", "@pytest.mark.thorough\ndef test_")
+    change(pytester.path / "tests/verify/test_it.py", "def test_", "@pytest.mark.thorough\ndef test_")
     change(pytester.path / "constraints.txt", "triton==", "triton!=")
     for _ in range(2):
         times, said = ran("--all")
@@ -247,11 +247,11 @@ def test_verdicts_of_other_versions_are_not_checked_in(ran: Ran, pytester: pytes
 
 def test_workers_keep_verdicts_at_once(ran: Ran, pytester: pytest.Pytester) -> None:
     change(
-        pytester.path / "tests/test_it.py",
+        pytester.path / "tests/verify/test_it.py",
         "def test_",
         "@pytest.mark.thorough\n@pytest.mark.parametrize('n', range(40))\ndef test_",
     )
-    change(pytester.path / "tests/test_it.py", "(verdict, folder)", "(verdict, folder, n)")
+    change(pytester.path / "tests/verify/test_it.py", "(verdict, folder)", "(verdict, folder, n)")
     workers = ("-p", "xdist", "-n", "4")
     times, said = ran("--all", *workers, apart=True)
     assert (times, "40 passed" in said) == (40, True)
