@@ -15,10 +15,10 @@ Modules that distribute work and write results are left out. Planning and render
 outcome only through the problem and the files. A test checks those before the call, and only
 verifies after it.
 
-pytest's cache keeps the records of one Python with its installed packages. tests/verdicts.json
-keeps the records of tests marked `thorough`, which `scripts/test --all` runs, for the versions in
-constraints.txt. A `thorough` test without a record fails. With other versions installed, no record
-is written.
+tests/verdicts.json keeps the records of `thorough` tests, for the versions in constraints.txt.
+`sampling.py` marks all tests with a verdict, except for a sample. A `thorough` test without a
+record fails. `scripts/test --stale` runs it and writes the record, if these versions are installed.
+pytest's cache keeps the records of the sample, for one Python with its installed packages.
 
 A verdict is kept when its test has passed, including the teardown of its fixtures.
 """
@@ -64,6 +64,7 @@ class OnRecord(Exception):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked `thorough`")
+    parser.addoption("--stale", action="store_true", help="also run tests with a stale verdict")
     parser.addoption("--fresh", action="store_true", help="ignore recorded verdicts")
 
 
@@ -102,13 +103,13 @@ class Verdict:
         assert DIGEST not in self.item.stash, "a test has one verdict"
         thorough, option = _thorough(self.item), self.item.config.getoption
         digest = self.item.stash[DIGEST] = self._digest(problem, emitted)
-        runs = option("--all") or not thorough
+        runs = option("--all") or option("--stale") or not thorough
         if not (option("--fresh") and runs) and _known(self.item, digest):
             self.item.user_properties.append(("verdict", FILE if thorough else CACHE))
             raise OnRecord
         if not runs:
             pytest.fail(
-                f"what this test runs has changed: run `scripts/test --all`, commit {FILE}", False
+                f"what this test runs has changed: run `scripts/test --stale`, commit {FILE}", False
             )
 
     def _digest(self, problem: Any, emitted: Iterable[Path | str]) -> str:
