@@ -34,6 +34,13 @@ SAMPLES: Mapping[str, frozenset[str]] = {
         "kernels/attention/adapt/test_engines.py::test_batches_are_those_of_float64": (
             "sglang window, vllm fp8"
         ),
+        "kernels/attention/test_empty_buffers.py::test_kernels_read_zeros": (
+            "sum over keys, sum by head, packed, decoding, Hopper"
+        ),
+        "kernels/attention/test_exporting.py"
+        "::test_an_exported_program_runs_in_another_folder_and_process": (
+            "file-package, package-file"
+        ),
         "kernels/attention/test_hopper.py::test_verified": "sliding_window, decode_gqa",
         "kernels/attention/test_hopper.py::test_races_are_found": (
             "dS multiplied before products see it, results sent before TMA sees them"
@@ -64,6 +71,8 @@ SAMPLES: Mapping[str, frozenset[str]] = {
         "kernels/linear_attention/test_output_norm.py::test_verified_in_the_interpreter": (
             "kimi_linear"
         ),
+        "kernels/linear_attention/test_proofs_linear_attention.py"
+        "::test_buffers_with_names_of_kernels": "seq",
         "kernels/linear_attention/test_output_norm.py::test_wrong_kernels_fail": (
             "right, no gate, the gate of another head, no eps in backward"
         ),
@@ -79,6 +88,17 @@ SAMPLES: Mapping[str, frozenset[str]] = {
         "test_exported_folders.py::test_a_process_that_imports_it_loads_it": "two",
         "test_fuzzing.py::test_what_is_planted_is_found_and_made_smaller": "a position",
         "test_comparing.py::test_what_is_planted_is_found": "a period, a distance from the key",
+        "test_large.py::test_large_calls_are_copies_of_small_ones": "rms_norm, decode_gqa",
+        "test_mutating.py::test_those_of_a_sample_are_killed": (
+            "a mask left out, a bound, a wait left out, a fence left out, rows of a tile, "
+            "one part merged as all, a chunk without its diagonal, "
+            "a state that starts at zero in each step"
+        ),
+        "test_recipes.py::test_a_wrong_kernel_of_a_new_schedule_is_found": ("without delta"),
+        "test_unused.py::test_adapters_have_no_unused_imports_or_private_names": (
+            "causal-transformers, causal-hub, causal-torch, causal-flash_attn, "
+            "document_causal-context_parallel, linear_attention_elu-context_parallel"
+        ),
         "test_growing.py::test_scores": (
             "sums of sums, product of functions, sum of products, choices, index of sums, "
             "functions of numbers"
