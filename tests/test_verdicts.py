@@ -151,6 +151,7 @@ def test_a_folder_is_known_by_its_programs(ran: Ran, pytester: pytest.Pytester) 
     folder.mkdir()
     (folder / "triton.py").write_text("right = True\n")
     (folder / "manifest.json").write_text("{}\n")
+    (folder / "__pycache__").mkdir()
     change(
         pytester.path / TEST,
         "verdict(Problem(), path)",
@@ -158,6 +159,7 @@ def test_a_folder_is_known_by_its_programs(ran: Ran, pytester: pytest.Pytester) 
     )
     assert [ran()[0] for _ in range(2)] == [1, 0]
     (folder / "manifest.json").write_text('{"body": "another"}\n')
+    (folder / "__pycache__/triton.pyc").write_bytes(b"\xa7")
     change(folder / "triton.py", new="# A comment.\n")
     assert ran()[0] == 0
     change(folder / "triton.py")

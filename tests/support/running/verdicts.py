@@ -247,9 +247,10 @@ def _texts(emitted: Path | str) -> Iterator[str]:
     if isinstance(emitted, str):
         yield program(emitted.encode(), ".py").decode()
     elif emitted.is_dir():
-        # The manifest has hashes of texts. Nothing that runs reads it.
+        # The manifest has hashes of texts. Nothing that runs reads it. Bytecode repeats the texts.
+        left_out = {"manifest.json", "__pycache__"}
         for path in sorted(
-            p for p in emitted.rglob("*") if p.is_file() and p.name != "manifest.json"
+            p for p in emitted.rglob("*") if p.is_file() and left_out.isdisjoint(p.parts)
         ):
             yield str(path.relative_to(emitted))
             yield from _texts(path)
