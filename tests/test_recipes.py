@@ -375,6 +375,7 @@ def verified(copy: Copy, *cases: str) -> subprocess.CompletedProcess[str]:
     return copy.python(*command, "--as-is", *asked)
 
 
+@pytest.mark.thorough
 def test_a_second_chip_is_one_folder(copy: Copy) -> None:
     listed, *rest = copy.follow(ON_A_CHIP)
     assert listed == "kgen/kernels/attention/schedules/__init__.py"

@@ -172,6 +172,7 @@ def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
     assert ledger.read(tmp_path) == {}
 
 
+@pytest.mark.thorough
 def test_a_hang_is_ended(tmp_path, monkeypatch, verdict):
     edit(
         render(plain(), tmp_path),
@@ -179,7 +180,7 @@ def test_a_hang_is_ended(tmp_path, monkeypatch, verdict):
     )
     monkeypatch.setattr(verifying, "RESTARTS", 1)
     began = time.monotonic()
-    verdict(problem_of(plain()), tmp_path)
+    verdict(problem_of(plain()), tmp_path, *HARNESS)
     rows = verify_specs([plain()], tmp_path, VerifyOptions("cpu", timeout=8), Here(2))
     assert time.monotonic() - began < 200
     assert not any(row["ok"] for row in rows)
@@ -187,11 +188,12 @@ def test_a_hang_is_ended(tmp_path, monkeypatch, verdict):
     assert "not run" in rows[-1]["message"]
 
 
+@pytest.mark.thorough
 def test_a_file_that_does_not_import(tmp_path, monkeypatch, verdict):
     path = render(plain(), tmp_path)
     path.write_text("raise RuntimeError('no luck')\n")
     monkeypatch.setattr(verifying, "RESTARTS", 1)
-    verdict(problem_of(plain()), tmp_path)
+    verdict(problem_of(plain()), tmp_path, *HARNESS)
     rows = verify_specs([plain()], tmp_path, ON_CPU, Here(2))
     assert "no luck" in rows[0]["message"]
 
