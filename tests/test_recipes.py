@@ -346,6 +346,7 @@ def test_the_kernels_of_a_new_schedule_are_right(copy: Copy) -> None:
         ("tl.where(live, tl.sum", "tl.where(kv_idx < SK - 1, tl.sum"),
         ("do[None, :], 1) - delta)", "do[None, :], 1))"),
     ],
+    ids=["without the last key", "without delta"],
 )
 def test_a_wrong_kernel_of_a_new_schedule_is_found(copy: Copy, right: str, wrong: str) -> None:
     copy.follow(SCHEDULE)
@@ -374,6 +375,7 @@ def verified(copy: Copy, *cases: str) -> subprocess.CompletedProcess[str]:
     return copy.python(*command, "--as-is", *asked)
 
 
+@pytest.mark.thorough
 def test_a_second_chip_is_one_folder(copy: Copy) -> None:
     listed, *rest = copy.follow(ON_A_CHIP)
     assert listed == "kgen/kernels/attention/schedules/__init__.py"

@@ -63,9 +63,8 @@ def test_what_is_emitted_reads_all_that_it_assigns() -> None:
     files = sorted((ROOT / "generated").glob("*/*.py"))
     assert files
     assert not wrong_names(files)
-    assert {
-        path.parent.name: unread(path.read_text()) for path in files if unread(path.read_text())
-    } == {}
+    found = {f"{path.parent.name}/{path.name}": unread(path.read_text()) for path in files}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def _roots(tree: ast.Module) -> Iterator[tuple[str, bool]]:
@@ -146,7 +145,8 @@ def _unused_in(package: Path) -> list[str]:
 def test_emitted_packages_have_no_unused_imports_or_private_names() -> None:
     packages = [path.parent for path in (ROOT / "generated").glob("*/manifest.json")]
     assert packages
-    assert {package.name: _unused_in(package) for package in packages if _unused_in(package)} == {}
+    found = {package.name: _unused_in(package) for package in packages}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 ADAPTED = {

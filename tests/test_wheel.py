@@ -83,6 +83,7 @@ def kgen(*arguments: str, folder: Path, installed: Path) -> str:
     return run(code, folder, installed)
 
 
+@pytest.mark.thorough  # `scripts/wheel` renders one of them
 def test_wheel_has_stock_specs_by_name(installed: Path, tmp_path: Path) -> None:
     names = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
     listed = kgen("list", "--builtin", "--format", "json", folder=tmp_path, installed=installed)

@@ -323,7 +323,7 @@ def test_what_does_not_compile_leaves_the_package_that_was_there(
     loaded = load(built / "small.yaml")
     generated = tmp_path / "generated" / "small"
     generated.mkdir(parents=True)
-    for path in (built / "generated" / "small").iterdir():
+    for path in (built / "generated" / "small").glob("*.*"):
         (generated / path.name).write_text(
             path.read_text().replace("tl.exp2(", "tl.no_such_function(")
         )

@@ -129,7 +129,7 @@ def test_whatever_a_launcher_plans_is_built(arch: str) -> None:
 def test_a_kernel_that_does_not_compile_is_named(built: Path, tmp_path: Path) -> None:
     folder = tmp_path / "small_norm"
     folder.mkdir()
-    for path in (built / "generated" / "small_norm").iterdir():
+    for path in (built / "generated" / "small_norm").glob("*.*"):
         (folder / path.name).write_text(
             path.read_text().replace("__shfl_xor_sync(", "no_such_function(")
         )

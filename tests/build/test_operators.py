@@ -364,6 +364,7 @@ def _mistaken(folder: Path) -> tuple[int, list[Any]]:
     return launched, differing + ([] if not loaded.kernels() else ["a wrong call launches"])
 
 
+@pytest.mark.thorough  # the compiler takes half a minute
 def test_a_spec_without_backward_refuses_gradients(alone: Path) -> None:
     error, launched, said = interpreted(_alone, alone)
     assert error < 4e-3

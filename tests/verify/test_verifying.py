@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.interpreters.own_process import verified
@@ -15,6 +16,9 @@ from kgen.verify.farm.tasks import Here
 from kgen.verify.options import VerifyOptions
 from kgen.verify.verifying import verify_specs
 
+ROOT = Path(__file__).resolve().parents[2]
+HARNESS = sorted((ROOT / "kgen/verify").rglob("*.py"))
+"""All modules of `kgen verify`. Verdicts leave out some, which the `thorough` tests add."""
 ON_CPU, RECORDED = VerifyOptions("cpu"), VerifyOptions("cpu", record=True)
 
 
@@ -30,10 +34,11 @@ def wrong(rows):
     return {(row["pass"], row["case"]): row["message"] for row in rows if not row["ok"]}
 
 
+@pytest.mark.thorough
 def test_the_triton_fixture_passes(tmp_path, verdict):
     render(causal_alibi(), tmp_path)
     seen: list[Event] = []
-    verdict(problem_of(causal_alibi()), tmp_path)
+    verdict(problem_of(causal_alibi()), tmp_path, *HARNESS)
     rows = verify_specs([causal_alibi()], tmp_path, ON_CPU, Here(2), seen.append)
     assert wrong(rows) == {}
     assert {row["pass"] for row in rows} == {"forward", "backward"}
@@ -132,13 +137,14 @@ def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch, verdict):
     assert set(wrong(verified([plain()], tmp_path, "cpu"))) == {(group, case)}
 
 
+@pytest.mark.thorough
 def test_a_wrong_kernel_is_caught(tmp_path, verdict):
     path = render(causal_alibi(), tmp_path)
     edit(path, ("(cols[None, :] - rows[:, None])",
                 "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
          ("acc = acc * shrink[:, None]", "acc = acc"))  # fmt: skip
     heard: list[Event] = []
-    verdict(problem_of(causal_alibi()), tmp_path)
+    verdict(problem_of(causal_alibi()), tmp_path, *HARNESS)
     rows = verified([causal_alibi()], tmp_path, "cpu", heard.append)
     messages = wrong(rows)
     assert [event.row for event in heard if isinstance(event, Judged)] == rows
@@ -147,7 +153,8 @@ def test_a_wrong_kernel_is_caught(tmp_path, verdict):
 
 
 # Both passes in one process, then each in its own.
-@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.thorough
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
     edit(
         render(plain(), tmp_path),
@@ -156,7 +163,7 @@ def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
             "    import os\n    q.shape[2] != 33 or os.abort()\n    p, weights_lse,",
         ),
     )
-    verdict(problem_of(plain()), tmp_path)
+    verdict(problem_of(plain()), tmp_path, *HARNESS)
     rows = verify_specs([plain()], tmp_path, RECORDED, Here(jobs))
     messages = wrong(rows)
     assert set(messages) == {("forward", "q-shorter"), ("backward", "q-shorter")}
@@ -165,6 +172,7 @@ def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
     assert ledger.read(tmp_path) == {}
 
 
+@pytest.mark.thorough
 def test_a_hang_is_ended(tmp_path, monkeypatch, verdict):
     edit(
         render(plain(), tmp_path),
@@ -172,7 +180,7 @@ def test_a_hang_is_ended(tmp_path, monkeypatch, verdict):
     )
     monkeypatch.setattr(verifying, "RESTARTS", 1)
     began = time.monotonic()
-    verdict(problem_of(plain()), tmp_path)
+    verdict(problem_of(plain()), tmp_path, *HARNESS)
     rows = verify_specs([plain()], tmp_path, VerifyOptions("cpu", timeout=8), Here(2))
     assert time.monotonic() - began < 200
     assert not any(row["ok"] for row in rows)
@@ -180,19 +188,21 @@ def test_a_hang_is_ended(tmp_path, monkeypatch, verdict):
     assert "not run" in rows[-1]["message"]
 
 
+@pytest.mark.thorough
 def test_a_file_that_does_not_import(tmp_path, monkeypatch, verdict):
     path = render(plain(), tmp_path)
     path.write_text("raise RuntimeError('no luck')\n")
     monkeypatch.setattr(verifying, "RESTARTS", 1)
-    verdict(problem_of(plain()), tmp_path)
+    verdict(problem_of(plain()), tmp_path, *HARNESS)
     rows = verify_specs([plain()], tmp_path, ON_CPU, Here(2))
     assert "no luck" in rows[0]["message"]
 
 
+@pytest.mark.thorough
 def test_output_of_the_kernel_does_not_disturb(tmp_path, monkeypatch, verdict):
     edit(render(plain(), tmp_path), ("    p, weights_lse,", "    print('{}')\n    p, weights_lse,"))
     monkeypatch.setattr(verifying, "_groups", lambda problem: ("forward",))
-    verdict(problem_of(plain()), tmp_path)
+    verdict(problem_of(plain()), tmp_path, *HARNESS)
     assert wrong(verify_specs([plain()], tmp_path, ON_CPU)) == {}
 
 

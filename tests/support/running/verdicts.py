@@ -15,10 +15,10 @@ Modules that distribute work and write results are left out. Planning and render
 outcome only through the problem and the files. A test checks those before the call, and only
 verifies after it.
 
-pytest's cache keeps the records of one Python with its installed packages. tests/verdicts.json
-keeps the records of tests marked `thorough`, which `scripts/test --all` runs, for the versions in
-constraints.txt. A `thorough` test without a record fails. With other versions installed, no record
-is written.
+tests/verdicts.json keeps the records of `thorough` tests, for the versions in constraints.txt.
+`sampling.py` marks all tests with a verdict, except for a sample. A `thorough` test without a
+record fails. `scripts/test --stale` runs it and writes the record, if these versions are installed.
+pytest's cache keeps the records of the sample, for one Python with its installed packages.
 
 A verdict is kept when its test has passed, including the teardown of its fixtures.
 """
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import gc
 import hashlib
 import json
 import platform
@@ -63,6 +64,7 @@ class OnRecord(Exception):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked `thorough`")
+    parser.addoption("--stale", action="store_true", help="also run tests with a stale verdict")
     parser.addoption("--fresh", action="store_true", help="ignore recorded verdicts")
 
 
@@ -75,6 +77,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [x for x in items if x not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the collected tests and the modules from garbage collection.
+
+    They stay until the end. Each full collection would visit millions of their objects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Verdict:
@@ -92,13 +103,13 @@ class Verdict:
         assert DIGEST not in self.item.stash, "a test has one verdict"
         thorough, option = _thorough(self.item), self.item.config.getoption
         digest = self.item.stash[DIGEST] = self._digest(problem, emitted)
-        runs = option("--all") or not thorough
+        runs = option("--all") or option("--stale") or not thorough
         if not (option("--fresh") and runs) and _known(self.item, digest):
             self.item.user_properties.append(("verdict", FILE if thorough else CACHE))
             raise OnRecord
         if not runs:
             pytest.fail(
-                f"what this test runs has changed: run `scripts/test --all`, commit {FILE}", False
+                f"what this test runs has changed: run `scripts/test --stale`, commit {FILE}", False
             )
 
     def _digest(self, problem: Any, emitted: Iterable[Path | str]) -> str:
@@ -236,9 +247,10 @@ def _texts(emitted: Path | str) -> Iterator[str]:
     if isinstance(emitted, str):
         yield program(emitted.encode(), ".py").decode()
     elif emitted.is_dir():
-        # The manifest has hashes of texts. Nothing that runs reads it.
+        # The manifest has hashes of texts. Nothing that runs reads it. Bytecode repeats the texts.
+        left_out = {"manifest.json", "__pycache__"}
         for path in sorted(
-            p for p in emitted.rglob("*") if p.is_file() and p.name != "manifest.json"
+            p for p in emitted.rglob("*") if p.is_file() and left_out.isdisjoint(p.parts)
         ):
             yield str(path.relative_to(emitted))
             yield from _texts(path)
