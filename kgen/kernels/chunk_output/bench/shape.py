@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 
@@ -39,3 +40,10 @@ class Shape:
     def parts(self, _widths: tuple[int, ...] = ()) -> list[Shape]:
         """Return the shape itself: one worker measures all of it."""
         return [self]
+
+
+def neutral(_problem: Any) -> dict[str, Shape]:
+    """Raise `KgenError`: no other project has benchmarks of this kernel alone."""
+    message = "`chunk_output` has no neutral shapes"
+    hint = "state the size, such as --shape 32768"
+    raise KgenError(Diagnostic("no-neutral-shapes", message, hint=hint))

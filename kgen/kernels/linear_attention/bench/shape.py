@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 
@@ -41,3 +42,25 @@ class Shape:
     def parts(self, _widths: tuple[int, ...] = ()) -> list[Shape]:
         """Return the shape itself: one worker measures all of it."""
         return [self]
+
+
+NEUTRAL = {
+    64: ("8x1024x8x8",),
+    128: ("1x8192x96x96", "2x16384x16x16", "4x2048x16x16", "4x4096x64x64"),
+    256: ("8x2048x32x32",),
+}
+"""Shapes of flash-linear-attention by head dim, from Helion's `benchmarks/run_linattn.py`."""
+
+
+def neutral(problem: Any) -> dict[str, Shape]:
+    """Return the shapes of other projects' benchmarks by text.
+
+    Raise `KgenError` for a head dim that these benchmarks do not have.
+    """
+    texts = NEUTRAL.get(problem.head_qk, ()) if problem.head_qk == problem.head_v else ()
+    if not texts:
+        sizes = f"keys of {problem.head_qk} and values of {problem.head_v}"
+        hint = f"keys and values of {', '.join(map(str, NEUTRAL))}"
+        message = f"no neutral shapes for {sizes}"
+        raise KgenError(Diagnostic("no-neutral-shapes", message, hint=hint))
+    return {text: Shape.parse(text) for text in texts}
