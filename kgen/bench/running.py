@@ -124,11 +124,11 @@ def _entries(loaded: Sequence[Any], generated: Path, options: BenchOptions) -> I
             hint = f"one of {', '.join(own.PEERS)}"
             raise KgenError(Diagnostic("unknown-peer", f"unknown peer `{unknown[0]}`", hint=hint))
         files = require_emitted(generated, one)
-        sizes = _sizes(options, own, problem)
+        sizes = _sizes(options, own, problem, str(one.path))
         yield from (_Entry(problem, files, peers, text, size) for text, size in sizes.items())
 
 
-def _sizes(options: BenchOptions, own: Any, problem: Any) -> dict[str, Any]:
+def _sizes(options: BenchOptions, own: Any, problem: Any, path: str) -> dict[str, Any]:
     """Return the shapes to measure by text. Raise `KgenError` for text that is no shape."""
     sizes: dict[str, Any] = {}
     for text in options.shapes:
@@ -136,9 +136,14 @@ def _sizes(options: BenchOptions, own: Any, problem: Any) -> dict[str, Any]:
             sizes[text] = own.Shape.parse(text) if text else own.Shape()
             continue
         known, (_, _, one) = own.neutral(problem), text.partition(":")
+        if not known:
+            message = "the spec has no neutral shapes"
+            hint = f"these have some: {own.NEUTRAL_SPECS}"
+            raise KgenError(Diagnostic("no-neutral-shapes", message, file=path, hint=hint))
         if one and one not in known:
             hint = f"one of {', '.join(known)}"
-            raise KgenError(Diagnostic("bad-shape", f"`{one}` is no neutral shape", hint=hint))
+            message = f"`{one}` is no neutral shape"
+            raise KgenError(Diagnostic("bad-shape", message, file=path, hint=hint))
         sizes |= {one: known[one]} if one else known
     return sizes
 

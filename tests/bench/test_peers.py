@@ -19,8 +19,11 @@ from kgen.bench.running import bench_specs
 from kgen.bench.timing import failure
 from kgen.cli import app
 from kgen.diagnostics import KgenError
+from kgen.family import family
 from kgen.kernels.attention.bench import shape
 from kgen.kernels.attention.bench.shape import Shape
+from kgen.spec.load import load
+from kgen.verify.families import problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,6 +126,27 @@ def test_neutral_shapes_are_measured_by_name(
     assert {row["shape"] for row in rows} == {"1x2x32"}
     with pytest.raises(KgenError, match="`1x2x64` is no neutral shape"):
         bench_specs([plain()], tmp_path / "generated", replace(one, shape="neutral:1x2x64"))
+    shapes.clear()
+    with pytest.raises(KgenError, match="has no neutral shapes\n --> specs/plain") as caught:
+        bench_specs([plain()], tmp_path / "generated", one)
+    assert "bf16 with heads of 64 or 128" in str(caught.value.diagnostics[0].hint)
+
+
+def test_neutral_shapes_of_every_family() -> None:
+    """Each is the size that its text stands for."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "specs").glob("*.yaml")):
+        one = load(path)
+        bench = family(one.spec.kernel).bench
+        assert bench is not None
+        own, shapes = bench.shape.get(), bench.shape.get().neutral(problem_of(one))
+        packed = {text: {"documents": size.batch} for text, size in shapes.items() if own is shape}
+        wanted = {text: replace(own.Shape.parse(text), **packed.get(text, {})) for text in shapes}
+        assert shapes == wanted
+        found.setdefault(one.spec.kernel, set()).update(shapes)
+    assert found["linear_attention"] >= {"1x8192x96x96", "8x1024x8x8"}
+    assert found["chunk_output"] == set()
+    assert all(found[name] for name in found.keys() - {"chunk_output"})
 
 
 def test_variants_of_a_spec_have_their_own_reports(tmp_path: Path) -> None:

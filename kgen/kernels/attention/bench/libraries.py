@@ -150,8 +150,8 @@ def softcap(workload: Workload) -> float:
         raise DoesNotApply
     scores = torch.logspace(-2, 2, 32)
     env = {**workload.params, "inf": torch.inf}
-    cap = float(evaluate(tree, env | {"score": torch.tensor(1e30)}, torch))
-    found = evaluate(tree, env | {"score": scores}, torch)
+    cap = float(evaluate(tree, env | {"score": torch.tensor(1e30)}, torch, torch.float32))
+    found = evaluate(tree, env | {"score": scores}, torch, torch.float32)
     if not 0 < cap < LARGEST_CAP or not torch.allclose(found, cap * torch.tanh(scores / cap)):
         raise DoesNotApply
     return cap

@@ -69,19 +69,18 @@ HELION = {
 }
 """Shapes of Helion with at least 1024 keys: `benchmarks/cute/compare_attention_backends.py`."""
 
+NEUTRAL_SPECS = "bf16 with heads of 64 or 128, or fp16 with heads of 64"
+"""Specs with neutral shapes."""
+
 
 def neutral(problem: Any) -> dict[str, Shape]:
     """Return the shapes of other projects' benchmarks by text.
 
-    Packed specs have one sequence per batch entry, of random length, as in attention-gym. Raise
-    `KgenError` for a dtype or head dim that these benchmarks do not have.
+    Packed specs have one sequence per batch entry, of random length, as in attention-gym. Return
+    none for a dtype or head dim that these benchmarks do not have.
     """
     kind = (problem.dtype, problem.head_qk)
     own = ATTENTION_GYM if kind in (("bf16", 64), ("bf16", 128)) else ()
-    texts = (*own, *HELION.get(kind, ()))
-    if not texts or problem.head_qk != problem.head_v:
-        message = f"no neutral shapes for {problem.dtype} and heads of {problem.head_qk}"
-        hint = "bf16 with heads of 64 or 128, or fp16 with heads of 64"
-        raise KgenError(Diagnostic("no-neutral-shapes", message, hint=hint))
+    texts = (*own, *HELION.get(kind, ())) if problem.head_qk == problem.head_v else ()
     shapes = {text: Shape.parse(text) for text in texts}
     return {text: replace(one, documents=one.batch) for text, one in shapes.items()}

@@ -66,15 +66,11 @@ NEUTRAL: dict[str, tuple[tuple[int, int], ...]] = {
 }
 """Rows and widths of Helion: `rms_norm.py` and `layer_norm.py` in `pretuned_kernels`."""
 
+NEUTRAL_SPECS = "norms of any width, or of a width such as 4096"
+"""Specs with neutral shapes."""
+
 
 def neutral(problem: Any) -> dict[str, Shape]:
-    """Return the shapes of Helion's benchmarks of a norm by text, if the spec allows the width.
-
-    Raise `KgenError` for a spec without these widths.
-    """
+    """Return the shapes of Helion's benchmarks of a norm by text, if the spec allows the width."""
     sizes = [one for one in NEUTRAL[problem.norm] if not problem.widths or one[1] in problem.widths]
-    if not sizes:
-        message = f"no neutral shapes for widths {', '.join(map(str, problem.widths))}"
-        hint = "state the size, such as --shape 4096x1024"
-        raise KgenError(Diagnostic("no-neutral-shapes", message, hint=hint))
     return {f"{rows}x{width}": Shape(rows, width) for rows, width in sizes}
