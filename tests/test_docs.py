@@ -41,7 +41,7 @@ STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
     r"<!-- "
-    r"(spec|loop|stage|specs|functions|summary|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
+    r"(spec|loop|stage|specs|functions|summary|speed|lengths|forms|others|decoding|norms|neutral|proofs|evidence)"
     r"(?:: (\S+))? -->\n"
     r"(.*?)<!-- end -->\n",
     re.DOTALL,
@@ -164,6 +164,7 @@ MAKERS = {
     "others": lambda _: speed_tables.others(),
     "decoding": lambda _: speed_tables.decoding(),
     "norms": speed_tables.norms,
+    "neutral": lambda _: speed_tables.neutral(),
     "proofs": lambda _: proof_table(),
     "evidence": lambda _: evidence.table(),
 }

@@ -42,7 +42,7 @@ CUDNN = Package("cudnn.ops.norm", "pip install 'nvidia-cudnn-frontend>=1.32'")
 CUDNN_FLEX = Package("cudnn.flex_attention", "pip install 'nvidia-cudnn-frontend[cutedsl]>=1.32'")
 FLA = Package("fla.ops", "pip install fla-core")
 FLASH_ATTENTION_3 = Package(
-    "flash_attn_interface", "build the folder hopper of github.com/Dao-AILab/flash-attention"
+    "flash_attn_interface", "build FlashAttention-3 from github.com/Dao-AILab/flash-attention"
 )
 FLASH_ATTENTION_4 = Package("flash_attn.cute", "pip install --pre flash-attn-4")
 LIGER = Package("liger_kernel.ops", "pip install liger-kernel")
