@@ -37,10 +37,9 @@ Peers = dict[str, dict[str, Any]]
 Rows = dict[tuple[Any, ...], Peers]
 
 
-def _reports(name: str, folder: Path = FIGURES) -> list[dict[str, Any]]:
-    reports: list[dict[str, Any]] = json.loads((folder / name).read_text(encoding="utf-8"))[
-        "reports"
-    ]
+def _reports(name: str, folder: Path | None = None) -> list[dict[str, Any]]:
+    path = (FIGURES if folder is None else folder) / name
+    reports: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["reports"]
     return reports
 
 
@@ -248,13 +247,13 @@ def norms(file: str, name: str = "norm.json") -> str:
 NEUTRAL = ("attention-neutral.json", "norm-neutral.json", "linear_attention-neutral.json")
 
 
-def neutral(names: Sequence[str] = NEUTRAL, folder: Path = FIGURES) -> str:
+def neutral(names: Sequence[str] = NEUTRAL, folder: Path | None = None) -> str:
     """Return the table of neutral shapes: the rate of kgen by pass, and the time of the best peer
     divided by kgen's.
 
     Without reports, return a sentence that says so.
     """
-    there = [name for name in names if (folder / name).is_file()]
+    there = [name for name in names if ((folder or FIGURES) / name).is_file()]
     rows = [row for name in there for one in _reports(name, folder) for row in one["rows"]]
     if not rows:
         return "The repository has no report of these sizes yet.\n"
