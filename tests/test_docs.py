@@ -219,8 +219,17 @@ def test_neutral_shapes_are_a_table_of_the_best_peers(tmp_path: Path) -> None:
         _measured("b", "forward", "copy", 1.0, shape="8x64"),
     ]
     path = tmp_path / speed_tables.NEUTRAL[0]
-    path.write_text(json.dumps({"reports": [{"rows": rows}]}), encoding="utf-8")
-    assert speed_tables.neutral(folder=tmp_path).splitlines()[2:] == [
+    facts = {"device": "NVIDIA H200", "versions": {"torch": "2.11.0", "triton": "3.6.0"}}
+    path.write_text(json.dumps({"reports": [{"facts": facts, "rows": rows}]}), encoding="utf-8")
+    assert speed_tables.neutral(folder=tmp_path).splitlines() == [
+        "| | |",
+        "|---|---|",
+        "| GPU | NVIDIA H200 |",
+        "| versions | torch 2.11.0, triton 3.6.0 |",
+        "| peers | `flex`, `fa4` |",
+        "",
+        "| spec | size | forward | best peer | backward | best peer |",
+        "|---|---|---|---|---|---|",
         "| `a` | 4x16x4x2048 | 400 TFLOP/s | 1.50x fa4 | 400 TFLOP/s |  |",
         "| `b` | 8x64 | 3.50 TB/s |  |  |  |",
     ]

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kgen.bench.best import best_peers, case_of
+from kgen.bench.best import best_peers, case_of, is_peer
 
 FIGURES = Path(__file__).resolve().parents[3] / "benchmarks/nvidia-h200"
 PASSES = ("forward", "backward")
@@ -248,20 +248,22 @@ NEUTRAL = ("attention-neutral.json", "norm-neutral.json", "linear_attention-neut
 
 
 def neutral(names: Sequence[str] = NEUTRAL, folder: Path | None = None) -> str:
-    """Return the table of neutral shapes: the rate of kgen by pass, and the time of the best peer
-    divided by kgen's.
+    """Return the conditions and the table of neutral shapes: the rate of kgen by pass, and the time
+    of the best peer divided by kgen's.
 
     Without reports, return a sentence that says so.
     """
     there = [name for name in names if ((folder or FIGURES) / name).is_file()]
-    rows = [row for name in there for one in _reports(name, folder) for row in one["rows"]]
+    reports = [one for name in there for one in _reports(name, folder)]
+    rows = [row for one in reports for row in one["rows"]]
     if not rows:
         return "The repository has no report of these sizes yet.\n"
     own = {case_of(row): row for row in rows if row["peer"] == "kgen" and row["error"] is None}
     best = best_peers(rows)
     passes = list(dict.fromkeys(case[2].split()[0] for case in own))
     heads = [text for name in passes for text in (name, "best peer")]
-    lines = [f"| spec | size | {' | '.join(heads)} |", f"|---|---|{'---|' * len(heads)}"]
+    lines = [*_conditions(reports), ""]
+    lines += [f"| spec | size | {' | '.join(heads)} |", f"|---|---|{'---|' * len(heads)}"]
     for spec, shape in dict.fromkeys(case[:2] for case in own):
         cells = []
         for name in passes:
@@ -270,6 +272,20 @@ def neutral(names: Sequence[str] = NEUTRAL, folder: Path | None = None) -> str:
             cells += [", ".join(column) for column in zip(*texts, strict=True)] or ["", ""]
         lines.append(f"| `{spec}` | {shape} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _conditions(reports: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a table of the devices, the versions and the peers that were measured."""
+    facts = [report["facts"] for report in reports]
+    versions = {f"{name} {v}" for one in facts for name, v in one["versions"].items()}
+    rows = [row for report in reports for row in report["rows"] if row["error"] is None]
+    peers = dict.fromkeys(row["peer"] for row in rows if is_peer(row["peer"]))
+    cells = {
+        "GPU": ", ".join(sorted({one["device"] for one in facts})),
+        "versions": ", ".join(sorted(versions)),
+        "peers": ", ".join(f"`{name}`" for name in peers),
+    }
+    return ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in cells.items())]
 
 
 def _against_best(own: dict[str, Any], peer: Mapping[str, Any] | None) -> tuple[str, str]:
