@@ -290,7 +290,8 @@ def _conditions(reports: Sequence[dict[str, Any]]) -> list[str]:
 
 def _against_best(own: dict[str, Any], peer: Mapping[str, Any] | None) -> tuple[str, str]:
     """Return the rate of kgen, and the ratio and the name of the best peer."""
-    rate = f"{own['tflops']:.0f} TFLOP/s" if own["tflops"] else f"{own['tbps']:.2f} TB/s"
+    flops = own["tflops"] is not None
+    rate = f"{own['tflops']:.0f} TFLOP/s" if flops else f"{own['tbps']:.2f} TB/s"
     return rate, f"{peer['ratio']:.2f}x {peer['peer']}" if peer else ""
 
 
