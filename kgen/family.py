@@ -80,6 +80,8 @@ class Bench:
     """The parts of a family that time its files against peers.
 
     `shape` is a module without torch: `Shape` parses a size; `PEERS` and `DEFAULT_PEERS` are names.
+    `neutral` returns the shapes of other projects' benchmarks for a problem by text.
+    `NEUTRAL_SPECS` says for which specs there are any.
     `race` takes a `BenchJob` and the functions to time, and returns rows. `plot` draws the reports
     of several specs into a file.
     """

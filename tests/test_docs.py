@@ -18,6 +18,7 @@ import typer
 from ruamel.yaml import YAML
 from support.docs import evidence, pictures, speed_tables, walkthrough
 
+from kgen.bench.best import is_peer
 from kgen.cli import app
 from kgen.cli.terminal import EXIT_INTERRUPTED
 from kgen.diagnostics import EXIT_BUG, EXIT_MISSING, EXIT_USAGE, EXIT_WRONG
@@ -26,6 +27,7 @@ from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Type
 from kgen.expr.type_rules import TypeRuleError
 from kgen.family import NAMES, family
+from kgen.kernels.attention.bench.shape import PEERS
 from kgen.kernels.attention.spec import SIZES, AttentionSpec, Buffer
 from kgen.spec.common import ELEMENTS, ParamSpec
 
@@ -41,7 +43,7 @@ STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
     r"<!-- "
-    r"(spec|loop|stage|specs|functions|summary|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
+    r"(spec|loop|stage|specs|functions|summary|speed|lengths|forms|others|decoding|norms|neutral|proofs|evidence)"
     r"(?:: (\S+))? -->\n"
     r"(.*?)<!-- end -->\n",
     re.DOTALL,
@@ -164,6 +166,7 @@ MAKERS = {
     "others": lambda _: speed_tables.others(),
     "decoding": lambda _: speed_tables.decoding(),
     "norms": speed_tables.norms,
+    "neutral": lambda _: speed_tables.neutral(),
     "proofs": lambda _: proof_table(),
     "evidence": lambda _: evidence.table(),
 }
@@ -198,7 +201,79 @@ def test_pictures_are_current(name: str) -> None:
     assert path.read_text(encoding="utf-8") == wanted
 
 
+def _measured(spec: str, pass_: str, peer: str, ms: float, **more: object) -> dict[str, object]:
+    row = {"spec": spec, "pass": pass_, "peer": peer, "milliseconds": ms, "ratio": ms / 2.0}
+    return {**row, "tflops": 800.0 / ms, "tbps": None, "error": None, **more}
+
+
+def test_neutral_shapes_are_a_table_of_the_best_peers(tmp_path: Path) -> None:
+    assert "no report" in speed_tables.neutral(folder=tmp_path)
+    at, missing = {"shape": "4x16x4x2048"}, {"milliseconds": None, "error": "not installed: x"}
+    rows = [
+        _measured("a", "forward", "kgen", 2.0, **at),
+        _measured("a", "forward", "flex", 4.0, **at),
+        _measured("a", "forward", "fa4", 3.0, **at),
+        _measured("a", "forward", "fa3", 1.0, **{**at, **missing}),
+        _measured("a", "backward", "kgen", 2.0, **at),
+        _measured("b", "forward", "kgen", 2.0, shape="8x64", tflops=None, tbps=3.5),
+        _measured("b", "forward", "copy", 1.0, shape="8x64"),
+    ]
+    path = tmp_path / speed_tables.NEUTRAL[0]
+    facts = {"device": "NVIDIA H200", "versions": {"torch": "2.11.0", "triton": "3.6.0"}}
+    path.write_text(json.dumps({"reports": [{"facts": facts, "rows": rows}]}), encoding="utf-8")
+    assert speed_tables.neutral(folder=tmp_path).splitlines() == [
+        "| | |",
+        "|---|---|",
+        "| GPU | NVIDIA H200 |",
+        "| versions | torch 2.11.0, triton 3.6.0 |",
+        "| peers | `flex`, `fa4` |",
+        "",
+        "| spec | size | forward | best peer | backward | best peer |",
+        "|---|---|---|---|---|---|",
+        "| `a` | 4x16x4x2048 | 400 TFLOP/s | 1.50x fa4 | 400 TFLOP/s |  |",
+        "| `b` | 8x64 | 3.50 TB/s |  |  |  |",
+    ]
+
+
+def test_a_row_of_the_chart_has_the_best_peer_of_all_races(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of its bars are from the race of that peer."""
+    races = {"one": ("flex", 2.0, 6.0), "two": ("fa4", 2.5, 5.0), "three": ("sdpa", 2.0, 8.0)}
+    for name, (peer, own, other) in races.items():
+        rows = [
+            _measured("a", "forward", "kgen", own),
+            _measured("a", "forward", "kgen-triton", 0.5),
+            _measured("a", "forward", peer, other, ratio=other / own),
+        ]
+        text = json.dumps({"reports": [{"spec": "a", "rows": rows}]})
+        (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(speed_tables, "FIGURES", tmp_path)
+    pair = speed_tables.best_of_races("a", "forward", [f"{name}.json" for name in races])
+    assert pair is not None
+    assert (pair.own["milliseconds"], pair.peer["peer"]) == (2.5, "fa4")
+    assert speed_tables.best_of_races("a", "backward", ["one.json"]) is None
+    assert set(pictures.PEERS) == {
+        name for name in PEERS if name not in ("flex-autotune", "eager") and is_peer(name)
+    }
+
+
 # --- claims ------------------------
+
+
+def test_the_first_page_has_the_figures_of_the_summary() -> None:
+    """They are from reports in the repository."""
+    rows = [line.split(" | ") for line in speed_tables.summary().splitlines()[2:]]
+    cells = {(row[0].strip("| "), row[1]): row[2:] for row in rows}
+    forward, worst, backward, *_ = cells["attention, S 8192", "FlexAttention"]
+    found = re.findall(r"\*\*([\d.]+)x\*\* \((\d+)\)", f"{forward} {backward} {worst}")
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    (ahead, specs), (back, learned) = found
+    said = f"forward is {ahead} times as fast as FlexAttention (geometric mean of {specs} specs)"
+    assert said in text
+    assert f"Backward is {back} times as fast ({learned} specs)" in text
+    decoding = re.findall(r"[\d.]+", cells["decoding", "PyTorch SDPA"][0])[0]
+    assert f"In decoding, SDPA is {round(100 * (1 - float(decoding)))} % faster than kgen" in text
 
 
 def test_the_readme_is_short() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from kgen.verify.farm.sharding import WHOLE, Shard
 
+NEUTRAL = "neutral"
+
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -17,7 +19,8 @@ class BenchOptions:
     """Names of peers; None for the default peers of the family."""
     shape: str | None = None
     """Sizes as text, for example `2x16x8192`. Several, separated by commas, are measured in turn.
-    None for the family's default."""
+    `neutral` stands for all shapes of other projects' benchmarks, and `neutral:2x16x8192` for one
+    of them. None for the family's default."""
     output: Path | None = Path("benchmarks")
     """The folder of reports; None to write none."""
     device: str = "cuda"
@@ -38,5 +41,12 @@ class BenchOptions:
 
     @property
     def kind(self) -> str:
-        """The suffix of the family's report file: `shapes`, `first-call`, or empty."""
+        """The suffix of the family's report file: `neutral`, `shapes`, `first-call`, or empty."""
+        if any(is_neutral(text) for text in self.shapes):
+            return NEUTRAL
         return "shapes" if len(self.shapes) > 1 else "first-call" if self.first_call else ""
+
+
+def is_neutral(text: str) -> bool:
+    """True if the text of a shape names shapes of other projects' benchmarks."""
+    return text.partition(":")[0] == NEUTRAL

@@ -30,12 +30,14 @@ def bars(
     groups: Sequence[str],
     series: Mapping[str, Mapping[str, float]],
     form: str,
+    best: Mapping[str, str] | None = None,
     **labels: Any,
 ) -> None:
     """Draw grouped bars, one per series, labelled with their heights.
 
-    `series` maps the name of a series to its heights by group. A series may lack a group. `form`
-    formats the labels, and `labels` are further options of `bar_label`.
+    `series` maps the name of a series to its heights by group. A series may lack a group. `best`
+    maps a group to the series whose label is bold. `form` formats the labels, and `labels` are
+    further options of `bar_label`.
     """
     width = 0.8 / max(1, len(series))
     for number, (name, heights) in enumerate(series.items()):
@@ -44,7 +46,10 @@ def bars(
         drawn = axis.bar(
             places, [height for _, height in there], width, label=name, color=f"C{number}"
         )
-        axis.bar_label(drawn, fmt=form, fontsize=7, **labels)
+        texts = axis.bar_label(drawn, fmt=form, fontsize=7, **labels)
+        for (i, _), text in zip(there, texts, strict=True):
+            if best and best.get(groups[i]) == name:
+                text.set_fontweight("bold")
     axis.spines[["top", "right"]].set_visible(False)
 
 

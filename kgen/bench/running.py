@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kgen.bench.options import BenchOptions
+from kgen.bench.options import BenchOptions, is_neutral
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family
 from kgen.verify.emitted import Emitted, require_emitted
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kgen.bench.timing import BenchJob
 
 DEFAULT = BenchOptions()
+SEVERAL = ("neutral", "shapes")
+"""Kinds of reports whose rows have a shape."""
 
 
 def bench_specs(
@@ -49,12 +51,14 @@ def bench_specs(
     | `shape` | the size, if there are several |
     | `device`, `node` | of rows from other machines |
 
-    A peer that cannot compute a spec has no row. Each report has `seconds`: the time until the
+    A peer that cannot compute a spec has no row. A peer whose package is missing has rows with an
+    error that says how to install it. Each report has `seconds`: the time until the
     worker had imported everything, created its workload, and measured the first peer.
 
     Write `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and
-    `<family>.png`. Several shapes give `<family>-shapes.json`, and first calls give
-    `<family>-first-call.json`. Reports are written again after each worker.
+    `<family>.png`. Several shapes give `<family>-shapes.json`, neutral shapes give
+    `<family>-neutral.json`, and first calls give `<family>-first-call.json`. Reports are written
+    again after each worker.
 
     `hands` run the races, each spec on one device. The default is one process on this machine.
     Several processes prepare in parallel and measure in turn. `hear` receives an event per row.
@@ -90,7 +94,7 @@ class _Entry:
         """Yield one task per part of the size, or a single task if `together`."""
         own = tuple(replace(file, path=file.path.resolve()) for file in self.files)
         folders = tuple(dict.fromkeys(file.path.parent for file in own))
-        shown = self.text if len(options.shapes) > 1 else None
+        shown = self.text if options.kind in SEVERAL else None
         parts = tuple(self.size.parts(getattr(self.problem, "widths", ())))
         do = partial(run_race, timeout=options.timeout)
         for number, some in enumerate([parts] if together else [(part,) for part in parts]):
@@ -120,8 +124,28 @@ def _entries(loaded: Sequence[Any], generated: Path, options: BenchOptions) -> I
             hint = f"one of {', '.join(own.PEERS)}"
             raise KgenError(Diagnostic("unknown-peer", f"unknown peer `{unknown[0]}`", hint=hint))
         files = require_emitted(generated, one)
-        sizes = {text: own.Shape.parse(text) if text else own.Shape() for text in options.shapes}
+        sizes = _sizes(options, own, problem, str(one.path))
         yield from (_Entry(problem, files, peers, text, size) for text, size in sizes.items())
+
+
+def _sizes(options: BenchOptions, own: Any, problem: Any, path: str) -> dict[str, Any]:
+    """Return the shapes to measure by text. Raise `KgenError` for text that is no shape."""
+    sizes: dict[str, Any] = {}
+    for text in options.shapes:
+        if not is_neutral(text):
+            sizes[text] = own.Shape.parse(text) if text else own.Shape()
+            continue
+        known, (_, _, one) = own.neutral(problem), text.partition(":")
+        if not known:
+            message = "the spec has no neutral shapes"
+            hint = f"these have some: {own.NEUTRAL_SPECS}"
+            raise KgenError(Diagnostic("no-neutral-shapes", message, file=path, hint=hint))
+        if one and one not in known:
+            hint = f"one of {', '.join(known)}"
+            message = f"`{one}` is no neutral shape"
+            raise KgenError(Diagnostic("bad-shape", message, file=path, hint=hint))
+        sizes |= {one: known[one]} if one else known
+    return sizes
 
 
 class _Reports:
@@ -178,7 +202,7 @@ def run_race(
     for size in race.sizes:
         job = _job(race.problem, best_first, race.peers, size, race.device, race.turns)
         job = replace(job, first_call=race.first_call, parts=parts)
-        reports.append({})
+        reports.append({"spec": race.files[0].spec})
         for row in _rows(job, timeout, reports[-1], instead or messages):
             if race.shape is not None:
                 row["shape"] = race.shape
@@ -218,9 +242,12 @@ def _job(
 def _rows(
     job: BenchJob, timeout: float, report: dict[str, Any], messages: Messages
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one worker, and fill `report` with all its messages."""
-    name = job.problem.name
-    report |= {"format": 1, "spec": name, "kernel": job.problem.kernel}
+    """Yield the rows of one worker, and fill `report` with all its messages.
+
+    The report has the name of the spec, with its variant if it has several.
+    """
+    name = report["spec"]
+    report |= {"format": 1, "kernel": job.problem.kernel}
     # The default file depends on the device, so the report names the file behind each peer name.
     report["files"] = dict(zip(job.peers, job.files, strict=False))
     rows: list[dict[str, Any]] = []
@@ -279,7 +306,7 @@ def _write_device(
     folder = output / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     for report in [] if kind else reports:
-        _dump(folder / f"{report['spec']}.json", report)
+        _dump(folder / f"{report['spec'].replace('/', '-')}.json", report)
     for kernel in dict.fromkeys(report["kernel"] for report in reports):
         own = [report for report in reports if report["kernel"] == kernel]
         if kind:

@@ -8,12 +8,15 @@ import fcntl
 import statistics
 import subprocess
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from kgen.bench.peers import NotInstalled
 
 AGREE = 5e-2
 """Largest relative Frobenius distance of a peer's result from kgen's."""
@@ -200,8 +203,20 @@ def rows(
 
 
 def message(error: Exception) -> str:
-    """Return the type and the first 1000 characters of an error."""
+    """Return the type and the first 1000 characters of an error.
+
+    A missing package needs no type.
+    """
+    if isinstance(error, NotInstalled):
+        return str(error)
     return f"{type(error).__name__}: {error}"[:1000]
+
+
+def failure(error: Exception) -> str:
+    """Return the message of an error. Print the traceback unless a package is missing."""
+    if not isinstance(error, NotInstalled):
+        traceback.print_exception(error)
+    return message(error)
 
 
 def driver(device: str) -> str:

@@ -22,8 +22,12 @@ BESIDE = (
     "nvidia-cutlass-dsl",
     "cuda-core",
     "fla-core",
+    "flash-attn-3",
     "flash-attn-4",
     "liger-kernel",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-frontend",
     "quack-kernels",
 )
 """Packages of targets and peers. The report has the versions of those that are installed."""

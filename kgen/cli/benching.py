@@ -22,21 +22,25 @@ Against = Annotated[
         metavar="PEERS",
         help="Implementations to compare with, comma-separated. "
         "For all families: eager, the formula in PyTorch operations. "
-        "For attention: flex, flex-autotune, flex-flash, sdpa, varlen, kgen-triton, kgen-max. "
+        "For attention: flex, flex-autotune, flex-flash, sdpa, varlen, cudnn-flex, fa3, fa4, "
+        "kgen-triton, kgen-max. "
         "flex is compiled FlexAttention. "
         "flex-autotune is flex, compiled with mode max-autotune-no-cudagraphs. "
         "flex-flash is flex with the FlashAttention backend. "
         "sdpa is PyTorch's scaled_dot_product_attention. "
         "varlen is PyTorch's varlen_attn. "
+        "cudnn-flex is cuDNN's flex_attn_func, for masks without score_mod. "
+        "fa3 and fa4 are FlashAttention-3 and FlashAttention-4. "
         "kgen-triton is kgen, but only its portable kernels (triton.py). "
         "kgen-max is kgen with `return_max=True`, for specs with `row_max`. "
-        "For norms: torch, compile, liger, quack, copy. "
+        "For norms: torch, compile, cudnn, liger, quack, copy. "
         "torch is rms_norm or layer_norm of torch.nn.functional. "
         "compile is torch.compile of eager. "
-        "liger and quack are the libraries Liger-Kernel and QuACK. "
+        "cudnn, liger and quack are the libraries cuDNN, Liger-Kernel and QuACK. "
         "copy copies a tensor. "
         "For linear_attention and chunk_output: fla, which is flash-linear-attention. "
-        "Default: all except flex-autotune, flex-flash and eager.",
+        "Default: all except flex-autotune and eager. "
+        "Peers that are not installed are listed at the end.",
     ),
 ]
 
@@ -50,7 +54,10 @@ def bench(
         typer.Option(
             metavar="SHAPE",
             help="Size of the inputs. Separate several sizes by commas. "
-            "For attention: BATCHxHEADSxLENGTH, such as 2x16x8192. For norms: ROWSxWIDTH. "
+            "`neutral` stands for the shapes of attention-gym's and Helion's benchmarks. "
+            "`neutral:SHAPE` is one of these. "
+            "For attention: BATCHxHEADSxLENGTH or BATCHxHEADSxKV_HEADSxLENGTH, such as 2x16x8192. "
+            "For norms: ROWSxWIDTH. "
             "For linear_attention: BATCHxTOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS. "
             "For chunk_output: TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS. "
             "HEADS are heads of q and k, VALUE_HEADS of v. "
@@ -73,6 +80,7 @@ def bench(
 ) -> int:
     """Time kernels against other implementations, interleaved in one run."""
     from kgen.bench.options import BenchOptions
+    from kgen.bench.peers import is_missing
     from kgen.bench.running import bench_specs
     from kgen.cli.results import listener
     from kgen.verify.farm.opening import hands
@@ -86,9 +94,15 @@ def bench(
     require_current(loaded, generated, as_is, form)
     with hands(jobs, ray) as who, terminal.progress_bar() as progress:
         rows = bench_specs(loaded, generated, options, who, listener(progress))
-    terminal.table(rows, _columns(rows), form)
-    failed = [row for row in rows if row["error"]]
-    terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
+    missing = {row["peer"]: row["error"] for row in rows if is_missing(row)}
+    there = [row for row in rows if not is_missing(row)]
+    terminal.table(rows if form is Format.JSON else there, _columns(rows), form)
+    for peer, reason in missing.items():
+        terminal.summary(f"{peer}: {reason}", form)
+    failed = [row for row in there if row["error"]]
+    counts = f"{len(there) - len(failed)} measured, {len(failed)} failed"
+    peers = "peer" if len(missing) == 1 else "peers"
+    terminal.summary(counts + (f", {len(missing)} {peers} not installed" if missing else ""), form)
     # A peer that cannot run here is not an error of kgen.
     return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0
 

@@ -33,7 +33,7 @@ from kgen.bench.options import BenchOptions
 from kgen.bench.running import bench_specs
 from kgen.bench.timing import BenchJob
 from kgen.expr.nodes import Const, Read, Var
-from kgen.kernels.attention.bench import delta, first_call, packed, peers, plot
+from kgen.kernels.attention.bench import delta, first_call, libraries, packed, peers, plot
 from kgen.kernels.attention.bench.shape import Shape
 from kgen.kernels.attention.bench.source import modification, python_source
 from kgen.kernels.attention.bench.workload import draw_workload, visible
@@ -203,14 +203,16 @@ def test_a_delta_beside_what_pytorch_makes_of_it(text, ok, tmp_path, monkeypatch
 def test_plot_shows_decoding_by_length(tmp_path):
     drawn = {}
 
-    def bars(axis, groups, series, form, **labels):
-        drawn[tuple(groups)] = series
+    def bars(axis, groups, series, form, best):
+        drawn[tuple(groups)] = series, best
 
     def row(pass_, peer, **rate):
         return {"spec": "s", "pass": pass_, "peer": peer, "tflops": None, "tbps": None, **rate}
 
     rows = [
         row("forward", "kgen", tflops=500.0),
+        row("forward", "sdpa", tflops=450.0),
+        row("forward", "flex", tflops=300.0),
         row("decode 16384", "kgen", tbps=4.0),
         row("decode 16384", "copy", tbps=4.2),
         row("delta", "kgen", tbps=4.1),
@@ -219,8 +221,14 @@ def test_plot_shows_decoding_by_length(tmp_path):
         patch.setattr(plot.plotting, "bars", bars)
         assert plot.plot([{"rows": rows, "facts": {}}], tmp_path / "x.png")
     assert drawn == {
-        ("s",): {"kgen": {"s": 500.0}, "copy": {}},
-        ("s, 16384",): {"kgen": {"s, 16384": 4.0}, "copy": {"s, 16384": 4.2}},
+        ("s",): (
+            {"kgen": {"s": 500.0}, "sdpa": {"s": 450.0}, "flex": {"s": 300.0}, "copy": {}},
+            {"s": "sdpa"},
+        ),
+        ("s, 16384",): (
+            {"kgen": {"s, 16384": 4.0}, "sdpa": {}, "flex": {}, "copy": {"s, 16384": 4.2}},
+            {},
+        ),
     }
 
 
@@ -284,14 +292,15 @@ def test_varlen_attn_only_where_it_applies():
                 peers.prepare("varlen", load, {})
         else:
             assert peers.prepare("varlen", load, {})
-            assert peers._varlen_mask(mask) == wanted
+            assert load.packing is not None
+            assert libraries.causal_when_packed(load.packing) == bool(wanted)
 
 
 def test_gradients_of_packed_views_are_views():
     """Peers store the gradient without a copy, which would add to their time."""
     x = torch.randn(1, 2, 16, 8, requires_grad=True)
     grad = torch.randn(16, 2, 8)
-    (found,) = torch.autograd.grad(peers._packed(x), x, grad)
+    (found,) = torch.autograd.grad(libraries.by_token(x), x, grad)
     assert found.data_ptr() == grad.data_ptr()
 
 

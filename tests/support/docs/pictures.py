@@ -11,8 +11,9 @@ from support.docs import speed_tables
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs/pictures"
 
-INK, FAINT, LINE, CARD, ACCENT, SECOND, THIRD = (
-    "#1f2328", "#59636e", "#d1d9e0", "#f6f8fa", "#0969da", "#afb8c1", "#dfb57a",
+INK, FAINT, LINE, CARD, ACCENT, SECOND, THIRD, FOURTH, FIFTH = (
+    "#1f2328", "#59636e", "#d1d9e0", "#f6f8fa", "#0969da", "#afb8c1", "#dfb57a", "#a371f7",
+    "#76b900",
 )  # fmt: skip
 SANS = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"
@@ -126,22 +127,37 @@ def _arrow(start: float, end: float, y: float, does: str) -> list[str]:
 
 # --- speed ------------------------
 
-PEERS = (
-    ("emitted by kgen", ("kgen",), ACCENT, 9),
-    ("FlexAttention, compiled", ("flex",), SECOND, 5),
-    ("PyTorch's own, where it has the variant", ("sdpa", "varlen"), THIRD, 5),
-)
+RACES = ("attention.json", "attention-flash.json")
+"""Reports whose peers are in the chart. Both bars of a row are from the same report."""
+PEERS = {
+    "flex": ("Flex", "FlexAttention", SECOND),
+    "flex-flash": ("Flex, FA4", "FlexAttention with FlashAttention-4", FOURTH),
+    "sdpa": ("SDPA", "PyTorch SDPA", THIRD),
+    "varlen": ("varlen", "PyTorch varlen_attn", THIRD),
+    "cudnn-flex": ("cuDNN", "cuDNN flex_attn_func", FIFTH),
+    "fa3": ("FA3", "FlashAttention-3", FOURTH),
+    "fa4": ("FA4", "FlashAttention-4", FOURTH),
+}
+"""Short name, label and color of the peers that can be the best of a row."""
 
 
 def speed() -> str:
-    """Draw the TFLOP/s of each spec in the first table of performance, and of its peers."""
+    """Draw the TFLOP/s of each spec in the first table of performance, and of the best peer of each
+    row."""
     reports, condition = speed_tables.race()
-    head = "TFLOP/s of attention on one {device}, and how many times faster than FlexAttention"
+    specs = [spec for spec, _ in reports]
+    pairs = {
+        (spec, pass_): speed_tables.best_of_races(spec, pass_, RACES)
+        for spec in specs
+        for pass_ in speed_tables.PASSES
+    }
+    best = {pair.peer["peer"] for pair in pairs.values() if pair}
+    head = "TFLOP/s of attention on one {device}, and how many times faster than the best peer"
     most, panel, left, top, row = 800, 330, 132, 88, 27
-    height = top + row * len(reports) + 40
+    height = top + row * len(specs) + 40
     parts = [
         _text(16, 28, head.format(**condition), font_weight="600", font_size="15"),
-        *_legend(16, 50),
+        *_legend(16, 50, [PEERS[name][1:] for name in PEERS if name in best]),
     ]
     for number, pass_ in enumerate(speed_tables.PASSES):
         start = left + number * (panel + 58)
@@ -152,9 +168,10 @@ def speed() -> str:
             parts.append(
                 _text(x, height - 22, str(tick), fill=FAINT, font_size="10", text_anchor="middle")
             )
-        for place, (_, by_pass) in enumerate(reports):
-            parts += _bars(by_pass[pass_], start, top + row * place + 4, panel / most)
-    for place, (spec, _) in enumerate(reports):
+        for place, spec in enumerate(specs):
+            if pair := pairs[spec, pass_]:
+                parts += _bars(pair, start, top + row * place + 4, panel / most)
+    for place, spec in enumerate(specs):
         parts.append(
             _text(left - 8, top + row * place + 16, spec, text_anchor="end", font_size="11")
         )
@@ -165,30 +182,33 @@ def speed() -> str:
     )
     parts.append(_text(16, height - 4, said.format(**condition), fill=FAINT, font_size="10"))
     return _svg(
-        left + 2 * panel + 58 + 60, height + 8, "TFLOP/s of emitted kernels and their peers", parts
+        left + 2 * panel + 58 + 60,
+        height + 8,
+        "TFLOP/s of emitted kernels and of their best peers",
+        parts,
     )
 
 
-def _legend(x: float, y: float) -> list[str]:
+def _legend(x: float, y: float, peers: Iterable[tuple[str, str]]) -> list[str]:
     parts = []
-    for name, _, color, _ in PEERS:
+    for name, color in (("emitted by kgen", ACCENT), *peers):
         parts += [_box(x, y - 9, 10, 10, color), _text(x + 15, y, name, font_size="11")]
         x += 36 + 6.5 * len(name)
     return parts
 
 
-def _bars(rows: speed_tables.Peers, x: float, y: float, unit: float) -> Sequence[str]:
-    """Draw the bars of one spec and pass, one below the other.
-
-    After the first, print its lead over the second.
-    """
-    ratio, end = rows["flex"]["ratio"], x + rows["kgen"]["tflops"] * unit
-    lead = f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
-    parts = [_text(round(end + 5, 1), y + 8, lead, font_size="10", fill=ACCENT)]
-    for names, color, thick in ((names, color, thick) for _, names, color, thick in PEERS):
-        if found := next((rows[name] for name in names if name in rows), None):
-            parts.append(_box(x, y, round(found["tflops"] * unit, 1), thick, color))
-            y += thick + 1
+def _bars(pair: speed_tables.Pair, x: float, y: float, unit: float) -> Sequence[str]:
+    """Draw the bar of kgen, and below it the bar of the best peer. Print the lead and its name."""
+    ratio = pair.peer["ratio"]
+    short, _, color = PEERS[pair.peer["peer"]]
+    lead = f"{ratio:.2f}x {short}" if ratio < 100 else f"{ratio:.0f}x {short}"
+    bars = ((pair.own["tflops"], ACCENT, 11), (pair.peer["tflops"], color, 7))
+    parts = []
+    for tflops, fill, thick in bars:
+        parts.append(_box(x, y, round(tflops * unit, 1), thick, fill))
+        y += thick + 1
+    end = x + pair.own["tflops"] * unit
+    parts.append(_text(round(end + 5, 1), y - 10, lead, font_size="10", fill=ACCENT))
     return parts
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from kgen.bench.best import best_peers, case_of, is_peer
 
 FIGURES = Path(__file__).resolve().parents[3] / "benchmarks/nvidia-h200"
 PASSES = ("forward", "backward")
@@ -35,10 +37,9 @@ Peers = dict[str, dict[str, Any]]
 Rows = dict[tuple[Any, ...], Peers]
 
 
-def _reports(name: str) -> list[dict[str, Any]]:
-    reports: list[dict[str, Any]] = json.loads((FIGURES / name).read_text(encoding="utf-8"))[
-        "reports"
-    ]
+def _reports(name: str, folder: Path | None = None) -> list[dict[str, Any]]:
+    path = (FIGURES if folder is None else folder) / name
+    reports: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["reports"]
     return reports
 
 
@@ -57,6 +58,24 @@ def _times(rows: dict[str, dict[str, Any]], *peers: str) -> str:
     if ratio is None:
         return ""
     return NOTE if ratio > NO_COMPARISON else f"{ratio:.2f}x"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The rows of kgen and of the fastest peer, from one race."""
+
+    own: dict[str, Any]
+    peer: dict[str, Any]
+
+
+def best_of_races(spec: str, pass_: str, names: Sequence[str]) -> Pair | None:
+    """Return the pair with the lowest ratio in some races; None if no race has a peer."""
+    found = []
+    for report in (one for name in names for one in _reports(name) if one["spec"] == spec):
+        peers = [row for case, row in best_peers(report["rows"]).items() if case[2] == pass_]
+        own = [r for r in report["rows"] if (r["pass"], r["peer"]) == (pass_, "kgen")]
+        found += [Pair(mine, dict(peer)) for peer in peers for mine in own]
+    return min(found, key=lambda pair: pair.peer["ratio"], default=None)
 
 
 def race(name: str = "attention.json") -> tuple[list[tuple[str, dict[str, Peers]]], dict[str, Any]]:
@@ -223,6 +242,57 @@ def norms(file: str, name: str = "norm.json") -> str:
                 ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines).replace("%", " %") + "\n"
+
+
+NEUTRAL = ("attention-neutral.json", "norm-neutral.json", "linear_attention-neutral.json")
+
+
+def neutral(names: Sequence[str] = NEUTRAL, folder: Path | None = None) -> str:
+    """Return the conditions and the table of neutral shapes: the rate of kgen by pass, and the time
+    of the best peer divided by kgen's.
+
+    Without reports, return a sentence that says so.
+    """
+    there = [name for name in names if ((folder or FIGURES) / name).is_file()]
+    reports = [one for name in there for one in _reports(name, folder)]
+    rows = [row for one in reports for row in one["rows"]]
+    if not rows:
+        return "The repository has no report of these sizes yet.\n"
+    own = {case_of(row): row for row in rows if row["peer"] == "kgen" and row["error"] is None}
+    best = best_peers(rows)
+    passes = list(dict.fromkeys(case[2].split()[0] for case in own))
+    heads = [text for name in passes for text in (name, "best peer")]
+    lines = [*_conditions(reports), ""]
+    lines += [f"| spec | size | {' | '.join(heads)} |", f"|---|---|{'---|' * len(heads)}"]
+    for spec, shape in dict.fromkeys(case[:2] for case in own):
+        cells = []
+        for name in passes:
+            cases = [c for c in own if c[:2] == (spec, shape) and c[2].split()[0] == name]
+            texts = [_against_best(own[case], best.get(case)) for case in cases]
+            cells += [", ".join(column) for column in zip(*texts, strict=True)] or ["", ""]
+        lines.append(f"| `{spec}` | {shape} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _conditions(reports: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a table of the devices, the versions and the peers that were measured."""
+    facts = [report["facts"] for report in reports]
+    versions = {f"{name} {v}" for one in facts for name, v in one["versions"].items()}
+    rows = [row for report in reports for row in report["rows"] if row["error"] is None]
+    peers = dict.fromkeys(row["peer"] for row in rows if is_peer(row["peer"]))
+    cells = {
+        "GPU": ", ".join(sorted({one["device"] for one in facts})),
+        "versions": ", ".join(sorted(versions)),
+        "peers": ", ".join(f"`{name}`" for name in peers),
+    }
+    return ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in cells.items())]
+
+
+def _against_best(own: dict[str, Any], peer: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return the rate of kgen, and the ratio and the name of the best peer."""
+    flops = own["tflops"] is not None
+    rate = f"{own['tflops']:.0f} TFLOP/s" if flops else f"{own['tbps']:.2f} TB/s"
+    return rate, f"{peer['ratio']:.2f}x {peer['peer']}" if peer else ""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@ blocks."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,10 +12,10 @@ from torch import Tensor
 from kgen.bench.timing import (
     BenchJob,
     Contender,
+    failure,
     first,
     measure,
     measuring,
-    message,
     preparing,
     rows,
 )
@@ -50,8 +49,7 @@ def race_block_mask(
                     raise ArithmeticError(f"lists other blocks than {found[0].name}")
                 found.append(Contender(name, run, seconds))
             except Exception as error:
-                traceback.print_exc()
-                failed[name] = message(error)
+                failed[name] = failure(error)
     with measuring(job):
         measure(found, job)
     yield from rows("block mask", found, {})

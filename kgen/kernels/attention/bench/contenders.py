@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from kgen.bench.timing import AGREE, BenchJob, Contender, distance, first, message
-from kgen.kernels.attention.bench.peers import Attention, DoesNotApply, prepare
+from kgen.bench.peers import DoesNotApply
+from kgen.bench.timing import AGREE, BenchJob, Contender, distance, failure, first, message
+from kgen.kernels.attention.bench.libraries import Attention
+from kgen.kernels.attention.bench.peers import prepare
 from kgen.kernels.attention.bench.workload import Workload
 
 
@@ -60,8 +61,7 @@ def contenders(
                 )
             found.append(Contender(name, run, seconds))
         except Exception as error:
-            traceback.print_exc()
-            failed[name] = message(error)
+            failed[name] = failure(error)
             del attentions[name]
     return found
 

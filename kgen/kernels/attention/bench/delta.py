@@ -4,7 +4,6 @@ bytes.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,10 +16,10 @@ from kgen.bench.timing import (
     Contender,
     copy,
     distance,
+    failure,
     first,
     measure,
     measuring,
-    message,
     preparing,
     rows,
 )
@@ -53,8 +52,7 @@ def race_delta(job: BenchJob, workload: Workload) -> Iterator[dict[str, Any]]:
                     )
                 found.append(Contender(peer, run, seconds, distance=apart))
             except Exception as error:
-                traceback.print_exc()
-                failed[peer] = message(error)
+                failed[peer] = failure(error)
         moved = sum(t.nbytes for t in (out, dout, want) if t is not None)
         found.append(copy(moved, job.device))
     with measuring(job):

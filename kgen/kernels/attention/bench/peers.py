@@ -9,25 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.expr.nodes import Call, Node, Type, Var, reads, variables
+from kgen.bench.peers import FLASH_ATTENTION_4, DoesNotApply
+from kgen.expr.nodes import Call, Type, Var, variables
+from kgen.kernels.attention.bench.libraries import (
+    Attention,
+    by_token,
+    causal_when_packed,
+    cudnn_flex,
+    flash_attention_3,
+    flash_attention_4,
+)
 from kgen.kernels.attention.bench.packed import Packing
 from kgen.kernels.attention.bench.source import mods
 from kgen.kernels.attention.bench.workload import Workload
 from kgen.kernels.attention.schedules import CHIPS
 from kgen.kernels.attention.verify.cache import paged
 from kgen.verify.call import take_portable_kernels
-from kgen.verify.evaluate import evaluate
 from kgen.verify.toolchain import import_file
-
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-
 
 MASK_AT_ONCE = 2**28
 """Largest number of pairs whose mask is evaluated without compilation: 2 GB at 8 bytes each."""
-
-
-class DoesNotApply(Exception):
-    """The peer cannot compute this spec."""
 
 
 def emitted_block_mask(function: Any, workload: Workload) -> Any:
@@ -81,18 +82,13 @@ def _kgen(workload: Workload, function: Any, largest: bool = False) -> Attention
     return lambda q, k, v: run(q, pages_k, pages_v, **keywords)
 
 
-def _packed(x: Tensor) -> Tensor:
-    """Reshape [1, H, T, D] to [T, H, D] by views. The gradient of `x[0]` would be a copy."""
-    return x.squeeze(0).transpose(0, 1)
-
-
 def _kgen_packed(workload: Workload, packing: Packing, function: Any) -> Attention:
     keywords = {
         b.name: workload.buffers[b.name] for b in packing.problem.buffers
     } | workload.runtime
     cu_seqlens = packing.arguments
     return lambda q, k, v: function(
-        _packed(q), _packed(k), _packed(v), *cu_seqlens, **keywords
+        by_token(q), by_token(k), by_token(v), *cu_seqlens, **keywords
     ).transpose(0, 1)[None]
 
 
@@ -101,7 +97,10 @@ def _varlen(workload: Workload) -> Attention:
     packing = workload.packing
     if packing is None or packing.problem.score_mod is not None or packing.problem.sinks:
         raise DoesNotApply
-    keywords = _varlen_mask(packing.problem.mask_mod)
+    masked = packing.problem.mask_mod is not None
+    if masked and not causal_when_packed(packing):
+        raise DoesNotApply
+    keywords: dict[str, Any] = {"window_size": (-1, 0)} if masked else {}
     from torch.nn.attention.varlen import varlen_attn
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -109,29 +108,11 @@ def _varlen(workload: Workload) -> Attention:
             k, v = (x.repeat_interleave(workload.group, 1) for x in (k, v))
         longest = (packing.longest, packing.longest)
         out: Tensor = varlen_attn(
-            _packed(q), _packed(k), _packed(v), *packing.arguments, *longest, **keywords
+            by_token(q), by_token(k), by_token(v), *packing.arguments, *longest, **keywords
         )
         return out.transpose(0, 1)[None]
 
     return attention
-
-
-def _varlen_mask(mask_mod: Node | None) -> dict[str, Any]:
-    """Return the arguments of `varlen_attn` for a mask. Raise `DoesNotApply` if it has none."""
-    if mask_mod is None:
-        return {}
-    # Both sides have equal lengths, so a mask that is causal for one length is causal for all.
-    env = {
-        "SQ": 64,
-        "SK": 64,
-        "q_idx": torch.arange(64)[:, None],
-        "kv_idx": torch.arange(64)[None, :],
-    }
-    if variables(mask_mod) - env.keys() or reads(mask_mod):
-        raise DoesNotApply
-    if not torch.equal(evaluate(mask_mod, env, torch), torch.ones(64, 64).tril().bool()):
-        raise DoesNotApply
-    return {"window_size": (-1, 0)}
 
 
 def _flex(
@@ -150,6 +131,11 @@ def _flex(
             attention(q, k, v, **keywords, return_lse=True), workload
         )
     return lambda q, k, v: attention(q, k, v, **keywords)
+
+
+def _flex_flash(workload: Workload) -> Attention:
+    FLASH_ATTENTION_4.load()
+    return _flex(workload, {"BACKEND": "FLASH"})
 
 
 def _with_sinks(result: tuple[Tensor, Tensor], workload: Workload) -> Tensor:
@@ -236,9 +222,12 @@ def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Atte
         "kgen-max": lambda: _with_row_max(workload, functions),
         "flex": lambda: _flex(workload),
         "flex-autotune": lambda: _flex(workload, mode="max-autotune-no-cudagraphs"),
-        "flex-flash": lambda: _flex(workload, {"BACKEND": "FLASH"}),
+        "flex-flash": lambda: _flex_flash(workload),
         "sdpa": lambda: _sdpa(workload),
         "varlen": lambda: _varlen(workload),
+        "cudnn-flex": lambda: cudnn_flex(workload),
+        "fa3": lambda: flash_attention_3(workload),
+        "fa4": lambda: flash_attention_4(workload),
         "eager": lambda: _eager(workload),
     }
     return made[name]()

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from kgen.bench import plotting
+from kgen.bench.best import is_peer
 
 
 def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
     """Draw TFLOP/s of forward and backward, and TB/s of decoding, one panel each.
 
+    The label of the best peer of each group is bold.
     Return False if matplotlib is missing or there is nothing to draw.
     """
     pyplot = plotting.pyplot()
@@ -44,7 +46,8 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
         series = {
             peer: {group: height for group, p, height in found if p == peer} for peer in peers
         }
-        plotting.bars(axis, groups[label], series, "%.2f" if label.startswith("decode") else "%.0f")
+        form = "%.2f" if label.startswith("decode") else "%.0f"
+        plotting.bars(axis, groups[label], series, form, _best(found))
         axis.set_ylabel(label)
         axis.set_xticks(range(len(groups[label])), groups[label], rotation=20, ha="right")
     axes[0, 0].set_title(plotting.on_device("Attention", reports))
@@ -56,3 +59,9 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
     axes[0, 0].legend(handles=legend, frameon=False, ncols=len(peers), fontsize=8)
     plotting.save(figure, path)
     return True
+
+
+def _best(found: Sequence[tuple[str, str, float]]) -> dict[str, str]:
+    """Return the peer with the highest bar in each group."""
+    peers = [one for one in found if is_peer(one[1])]
+    return {group: peer for group, peer, _ in sorted(peers, key=lambda one: one[2])}

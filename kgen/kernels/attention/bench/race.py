@@ -22,7 +22,15 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
     `functions` are the emitted functions by peer name.
     """
     problem, shape = job.problem, job.shape
-    workload = draw_workload(problem, shape.batch, shape.heads, shape.length, job.device)
+    workload = draw_workload(
+        problem,
+        shape.batch,
+        shape.heads,
+        shape.length,
+        job.device,
+        kv_heads=shape.kv_heads,
+        documents=shape.documents,
+    )
     size, pairs = workload.sizes, visible(workload)
     fraction = pairs / (size["B"] * size["HQ"] * size["SQ"] * size["SK"])
     facts = {**size, "D": problem.head_qk, "DV": problem.head_v, "dtype": problem.dtype}

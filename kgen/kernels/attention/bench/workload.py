@@ -60,19 +60,28 @@ class Workload:
 
 
 def draw_workload(
-    problem: Problem, batch: int, heads: int, length: int, device: str, queries: int | None = None
+    problem: Problem,
+    batch: int,
+    heads: int,
+    length: int,
+    device: str,
+    queries: int | None = None,
+    kv_heads: int | None = None,
+    documents: int | None = None,
 ) -> Workload:
     """Create a workload: N(0, 1) operands, documents of 1024 tokens, slopes like ALiBi's.
 
     There are `length` keys and `queries` queries (default: `length`). Packed sequences have
-    `batch * length` tokens in total.
+    `batch * length` tokens in total, in `documents` sequences (default: one per 1024 tokens).
+    Specs with `gqa: any` have `kv_heads` (default: `heads`).
     """
     torch.manual_seed(0)
-    packed, lengths = None, ragged(batch * length) if problem.varlen else []
+    lengths = _lengths(batch * length, documents) if problem.varlen else []
+    packed = None
     if problem.varlen:
         batch, length = 1, batch * length
         packed, problem = packing(problem, lengths, device), flattened(problem)
-    group = 1 if problem.gqa == "any" else int(problem.gqa)
+    group = heads // (kv_heads or heads) if problem.gqa == "any" else int(problem.gqa)
     heads_kv = max(1, heads // group)
     heads = heads_kv * group
     step = math.lcm(problem.q_multiple, problem.kv_multiple)
@@ -103,6 +112,15 @@ def draw_workload(
         params={p.name: p.value for p in problem.params if p.value is not None} | runtime,
         packing=packed,
     )
+
+
+def _lengths(tokens: int, documents: int | None) -> list[int]:
+    """Return the lengths of packed sequences, all at least 1."""
+    if documents is None:
+        return ragged(tokens)
+    # Each token falls into a random sequence.
+    drawn = torch.randint(documents, (tokens - documents,)).bincount(minlength=documents) + 1
+    return [int(n) for n in drawn]
 
 
 def _ordinary(name: str, type_: str, length: int) -> int | float:

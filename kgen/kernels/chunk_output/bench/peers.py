@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.bench.peers import FLA, DoesNotApply
 from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.verify.problem import Problem
 from kgen.kernels.chunk_output.verify.reference import (
@@ -92,10 +93,6 @@ def nbytes(workload: Workload, backward: bool) -> int:
     return int(inputs + do.numel() * do.element_size() + (gradients if backward else 0))
 
 
-class DoesNotApply(Exception):
-    """The peer cannot compute this spec."""
-
-
 def prepare(
     peer: str, workload: Workload, functions: Mapping[str, Any], backward: bool
 ) -> Callable[[], Any]:
@@ -151,8 +148,7 @@ def _fla(workload: Workload, backward: bool) -> Callable[[], Any]:
         problem.padded and backward
     ):
         raise DoesNotApply  # the gradient of padded values has another layout in fla
-    from fla.ops.common import chunk_o
-
+    chunk_o = FLA.load("common.chunk_o")
     # On compute capability 9.0, fla refuses backward with a gate under some versions of Triton that
     # gave wrong results. The race compares results, so the check is not needed.
     chunk_o.IS_NVIDIA_HOPPER = False

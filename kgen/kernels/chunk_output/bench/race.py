@@ -3,27 +3,26 @@ specs."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from kgen.bench.peers import DoesNotApply
 from kgen.bench.timing import (
     AGREE,
     BenchJob,
     Contender,
     copy,
     distance,
+    failure,
     first,
     measure,
     measuring,
-    message,
     preparing,
     rows,
 )
 from kgen.kernels.chunk_output.bench.peers import (
-    DoesNotApply,
     Workload,
     draw_workload,
     nbytes,
@@ -80,8 +79,7 @@ def _pass_rows(
             except DoesNotApply:
                 continue
             except Exception as error:
-                traceback.print_exc()
-                failed[name] = message(error)
+                failed[name] = failure(error)
         found.append(copy(moved, job.device))
     with measuring(job):
         measure(found, job)

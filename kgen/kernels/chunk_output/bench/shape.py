@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 
@@ -39,3 +40,12 @@ class Shape:
     def parts(self, _widths: tuple[int, ...] = ()) -> list[Shape]:
         """Return the shape itself: one worker measures all of it."""
         return [self]
+
+
+NEUTRAL_SPECS = "specs of the other families"
+"""Specs with neutral shapes."""
+
+
+def neutral(_problem: Any) -> dict[str, Shape]:
+    """Return nothing: other projects have no benchmarks of this kernel alone."""
+    return {}

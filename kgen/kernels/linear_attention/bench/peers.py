@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.bench.peers import FLA, DoesNotApply
 from kgen.kernels.linear_attention.verify.eager import eager
 from kgen.kernels.linear_attention.verify.inputs import Case, gates_of
 from kgen.kernels.linear_attention.verify.problem import Problem
@@ -32,10 +33,6 @@ class Workload:
         Buffers come last: peers take the gates that are computed from them.
         """
         return ("q", "k", "v", *(b.name for b in self.problem.buffers if b.grad))
-
-
-class DoesNotApply(Exception):
-    """The peer cannot compute this spec."""
 
 
 def draw_workload(problem: Problem, shape: Any, tokens: int, batch: int, device: str) -> Workload:
@@ -156,8 +153,7 @@ def _of_fla(problem: Problem) -> tuple[Any, dict[str, Any]]:
     more = problem.skip is not None or problem.finishes
     if maps or more or (problem.beta is not None and not problem.delta):
         raise DoesNotApply
-    from fla import ops
-
+    ops = FLA.load()
     if not problem.delta:
         if problem.norm_eps is not None:
             raise DoesNotApply

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 
@@ -41,3 +42,20 @@ class Shape:
     def parts(self, _widths: tuple[int, ...] = ()) -> list[Shape]:
         """Return the shape itself: one worker measures all of it."""
         return [self]
+
+
+NEUTRAL = {
+    64: ("8x1024x8x8",),
+    128: ("1x8192x96x96", "2x16384x16x16", "4x2048x16x16", "4x4096x64x64"),
+    256: ("8x2048x32x32",),
+}
+"""Shapes of flash-linear-attention by head dim, from Helion's `benchmarks/run_linattn.py`."""
+
+NEUTRAL_SPECS = "heads of 64, 128 or 256, the same for keys and values"
+"""Specs with neutral shapes."""
+
+
+def neutral(problem: Any) -> dict[str, Shape]:
+    """Return the shapes of other projects' benchmarks by text, if they have the head dim."""
+    texts = NEUTRAL.get(problem.head_qk, ()) if problem.head_qk == problem.head_v else ()
+    return {text: Shape.parse(text) for text in texts}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.bench.peers import CUDNN, LIGER, QUACK, DoesNotApply
 from kgen.kernels.norm.verify.problem import Problem
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES
 
 HEADS = 32
 Norm = Callable[[], tuple[Tensor, ...]]
-
-
-class DoesNotApply(Exception):
-    """The peer cannot compute this spec."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +103,13 @@ def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Norm
     if not plain or problem.residual or problem.heads is not None or "weight" not in problem:
         raise DoesNotApply
     x, weight, bias = operands["x"], operands["weight"], operands.get("bias")
-    library: Callable[..., Norm] = {"torch": _torch, "liger": _liger, "quack": _quack}[name]
-    return library(problem, x, weight, bias)
+    libraries: dict[str, Callable[..., Norm]] = {
+        "torch": _torch,
+        "cudnn": _cudnn,
+        "liger": _liger,
+        "quack": _quack,
+    }
+    return libraries[name](problem, x, weight, bias)
 
 
 def _several(result: Any) -> tuple[Tensor, ...]:
@@ -124,13 +125,23 @@ def _torch(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
     return lambda: (functional.rms_norm(x, x.shape[-1:], weight, problem.eps),)
 
 
+def _cudnn(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> Norm:
+    """Return the norm of cuDNN, by its frontend for Python."""
+    layer = problem.norm == "layer"
+    dtypes = (x.dtype, torch.float32) if layer else (x.dtype,)
+    if problem.weight_offset or weight.dtype not in dtypes:
+        raise DoesNotApply
+    cudnn = CUDNN.load()
+    if layer:
+        return lambda: (cudnn.layer_norm(x, x.shape[-1:], weight, bias, problem.eps),)
+    return lambda: (cudnn.rms_norm(x, weight, bias, problem.eps),)
+
+
 def _liger(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> Norm:
     if problem.norm == "layer":
-        function: Any = importlib.import_module(
-            "liger_kernel.ops.layer_norm"
-        ).LigerLayerNormFunction
-        return lambda: (function.apply(x, weight, bias, problem.eps),)
-    function = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
+        layer = LIGER.load("layer_norm").LigerLayerNormFunction
+        return lambda: (layer.apply(x, weight, bias, problem.eps),)
+    function = LIGER.load("rms_norm").LigerRMSNormFunction
     mode = "gemma" if problem.weight_offset else "llama"
     return lambda: (
         function.apply(x, weight, problem.eps, float(problem.weight_offset), mode, False),
@@ -140,7 +151,7 @@ def _liger(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
 def _quack(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> Norm:
     if problem.weight_offset:
         raise DoesNotApply
-    quack: Any = importlib.import_module("quack.rmsnorm")
+    quack = QUACK.load()
     if problem.norm == "rms":
         return lambda: (quack.rmsnorm(x, weight, eps=problem.eps),)
 

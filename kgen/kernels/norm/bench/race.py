@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from kgen.bench.peers import DoesNotApply
 from kgen.bench.timing import (
     AGREE,
     BenchJob,
     Contender,
     copy,
     distance,
+    failure,
     first,
     measure,
     measuring,
-    message,
     preparing,
     rows,
 )
-from kgen.kernels.norm.bench.peers import DoesNotApply, Norm, Workload, draw_workload, prepare
+from kgen.kernels.norm.bench.peers import Norm, Workload, draw_workload, prepare
 from kgen.kernels.norm.bench.shape import SMALL
 
 
@@ -94,8 +94,7 @@ def _contenders(
         except DoesNotApply:
             continue
         except Exception as error:
-            traceback.print_exc()
-            failed[name] = message(error)
+            failed[name] = failure(error)
     return found, failed
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 
-PEERS = ("torch", "compile", "liger", "quack", "eager", "copy")
-DEFAULT_PEERS = ("torch", "compile", "liger", "quack", "copy")
+PEERS = ("torch", "compile", "cudnn", "liger", "quack", "eager", "copy")
+DEFAULT_PEERS = ("torch", "compile", "cudnn", "liger", "quack", "copy")
 WIDTHS = (256, 512, 1024, 2048, 4096, 5120, 8192, 16384, 32768, 65536, 131072, 262144)
 ODD_WIDTHS = (257, 4095, 65544)
 """Widths that are not a multiple of 16 bytes, or just above a power of two."""
@@ -47,3 +48,29 @@ class Shape:
     def parts(self, widths: tuple[int, ...]) -> list[Shape]:
         """Return one shape per size; each is measured by one worker."""
         return [Shape(*size) for size in self.sizes(widths)]
+
+
+NEUTRAL: dict[str, tuple[tuple[int, int], ...]] = {
+    "rms": (
+        *((2048, 1024 * 2**i) for i in range(6)),
+        *((2048, n) for n in (48, 96, 127, 768, 1023, 1536, 2047, 3072, 5120, 6144)),
+        *((4096, n) for n in (3584, 4096, 5120, 7168, 8192, 12288)),
+        *((rows, n) for rows in (8192, 16384) for n in (4096, 8192)),
+        *((145956, 384), (380668, 512), (589824, 256), (1179648, 256)),
+    ),
+    "layer": (
+        *((4096, 512 * i) for i in range(2, 32)),
+        *((2048, 3584), (8192, 4096), (8192, 5120), (8192, 7168), (2048, 8192)),
+        *((4096, 16384), (1024, 36864), (1152, 36864)),
+    ),
+}
+"""Rows and widths of Helion: `rms_norm.py` and `layer_norm.py` in `pretuned_kernels`."""
+
+NEUTRAL_SPECS = "norms of any width, or of a width such as 4096"
+"""Specs with neutral shapes."""
+
+
+def neutral(problem: Any) -> dict[str, Shape]:
+    """Return the shapes of Helion's benchmarks of a norm by text, if the spec allows the width."""
+    sizes = [one for one in NEUTRAL[problem.norm] if not problem.widths or one[1] in problem.widths]
+    return {f"{rows}x{width}": Shape(rows, width) for rows, width in sizes}
