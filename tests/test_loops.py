@@ -223,6 +223,20 @@ LISTED = {
         Listed("_sweep_producer: for n in range(at.count + 1)", 0, CHUNKS),
         Listed("_sweep_producer: for n in range(at.count + 1)", 1, CHUNKS),
         Listed("_sweep_consumer: for n in range(at.count)", 0, CHUNKS),
+        Listed("_pairs_hopper_kernel: for member in range(HV // H)", None, FIXED),
+        Listed("_sweep_back_producer: for n in range(at.count + 1)", 0, CHUNKS),
+        Listed("_sweep_back_producer: for n in range(at.count + 1)", 1, CHUNKS),
+        Listed("_sweep_back_consumer: for n in range(at.count)", 0, CHUNKS),
+        *(
+            Listed(f"{name}: for n in range(_turns(grid))", 0, CHUNKS)
+            for name in (
+                "_gradients_producer",
+                "_queries_back",
+                "_system_back",
+                "_keys_back",
+                "_last_back",
+            )
+        ),
     ),
 }
 

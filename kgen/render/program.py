@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from functools import lru_cache
 
 _NODES = (ast.AST, list)
 C_SUFFIXES = frozenset({".c", ".cu", ".cuh", ".h"})
@@ -25,7 +24,6 @@ _NAMED_AFTER_CODE = re.compile(rb"\bkgen_[0-9a-f]{16}\b")
 """A name of operators that is made of a digest of the code, so it changes with nothing else."""
 
 
-@lru_cache(32)
 def program(content: bytes, suffix: str) -> bytes:
     """Return the program in a file with this suffix (`.py`, `.cu`).
 

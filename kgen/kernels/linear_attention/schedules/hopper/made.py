@@ -1,4 +1,4 @@
-"""The forward kernels for Hopper: a dataclass for each template, and their launches."""
+"""The kernels for Hopper: the templates and launches of forward, and the parts of files."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kgen.kernels.linear_attention.plan.planning import LinearAttentionPlan
 from kgen.kernels.linear_attention.schedules import keeps
 from kgen.kernels.linear_attention.schedules.hopper import CHIP
-from kgen.kernels.linear_attention.schedules.hopper.conditions import factors
-from kgen.kernels.linear_attention.targets.triton.counts import count
-from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels, RowChunk, Solve
-from kgen.kernels.linear_attention.targets.triton.made import Call, InFile, Made
-from kgen.kernels.linear_attention.targets.triton.signatures import (
-    K,
-    KernelSignature,
-    Operand,
-    Q,
-    chunk_signature,
+from kgen.kernels.linear_attention.schedules.hopper.backward import (
+    FUNCTION as BACKWARD,
 )
+from kgen.kernels.linear_attention.schedules.hopper.backward import OnHopper, backward_of
+from kgen.kernels.linear_attention.schedules.hopper.parts import (
+    OPTIONS,
+    Equations,
+    Factor,
+    GluonKernel,
+    Launched,
+    Parts,
+    equations,
+    factors_of,
+    rows_of,
+    sliced,
+    tabled,
+)
+from kgen.kernels.linear_attention.targets.triton.counts import count
+from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernels, Solve
+from kgen.kernels.linear_attention.targets.triton.made import Call, InFile, Made
 from kgen.kernels.linear_attention.targets.triton.steps import Step, Steps
 from kgen.targets import Source, opening
-from kgen.targets.code import GLUON, Code
+from kgen.targets.code import GLUON
 from kgen.targets.launching import ImportsLaunch, imported
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
@@ -37,19 +45,6 @@ FUNCTION = "forward_on_hopper"
 """The function that launches the kernels."""
 LATER = ("queried", "after")
 """The factors that only later products of a chunk need."""
-
-
-@dataclass(frozen=True)
-class Factor:
-    """One row of the factors of a chunk: a number for each token."""
-
-    name: str
-    number: int
-    value: str
-    """Its value in the kernel of the equations."""
-    axis: int = 0
-    layout: str = "TOKENS"
-    """The accumulators that it multiplies, and the axis along which they have the same factor."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +65,8 @@ class GluonOpening(Template):
     template: ClassVar[str] = "linear_attention/hopper/_opening.j2"
 
     layouts: Layouts | None
+    traces: bool
+    """True if kernels compute traces in registers."""
     gluon_tritons: str = str(GLUON_TRITONS)
 
 
@@ -88,59 +85,14 @@ class ChipChoice(Template):
 
 
 @dataclass(frozen=True)
-class Mapped:
-    """q or k in the kernel of the equations, with its feature map and norm."""
-
-    name: str
-    mapped: bool
-    value: Code | None
-    eps: str | None
-
-
-@dataclass(frozen=True)
-class Equations(Template):
-    """The kernel that maps q and k, and computes A, P and the factors of tokens."""
-
-    template: ClassVar[str] = "linear_attention/hopper/_equations.j2"
-
-    signature: KernelSignature
-    chunk: Template
-    operands: list[Mapped]
-    decays: bool
-    betas: bool
-    factors: list[Factor]
-
-    @property
-    def count(self) -> int:
-        """The number of rows of factors."""
-        return len(self.factors)
-
-    @property
-    def words(self) -> str:
-        """The end of the docstring's first sentence."""
-        more = ["the factors of tokens"] if self.factors else []
-        more += [f"the mapped rows of {one.name}" for one in self.operands if one.mapped]
-        return f", {', '.join(more[:-1])}{' and ' * (len(more) > 1)}{more[-1]}" if more else ""
-
-
-@dataclass(frozen=True)
-class SweepKernel(Template):
+class SweepKernel(GluonKernel):
     """The kernel of the recurrence over chunks, in Gluon."""
 
     template: ClassVar[str] = "linear_attention/hopper/_sweep.j2"
-    language: ClassVar[str] = GLUON
 
-    factors: list[Factor]
-    decays: bool
-    betas: bool
     queried: Factor | None
     after: Factor | None
     """The factors that a program loads during products, because registers are scarce."""
-
-    @property
-    def count(self) -> int:
-        """The number of rows of factors."""
-        return len(self.factors)
 
     @property
     def first_factors(self) -> list[Factor]:
@@ -153,29 +105,9 @@ class SweepKernel(Template):
         return [row.name for row in self.first_factors]
 
     @property
-    def slots_of_factors(self) -> str:
-        """The end of a list of names of operands."""
-        return ', "factors"' if self.factors else ""
-
-    @property
-    def bytes_of_factors(self) -> str:
-        """The end of the sum of the bytes of a chunk."""
-        return f" + {self.count} * d.factors.block_type.nbytes" if self.factors else ""
-
-    @property
     def allocated_factors(self) -> str:
         """The end of a list of slots."""
         return f", _slots(factors_desc, UPDATES * {self.count})" if self.factors else ""
-
-    @property
-    def descs_of_factors(self) -> str:
-        """The parameter of the factors, before others."""
-        return "factors_desc, " if self.factors else ""
-
-    @property
-    def and_factors(self) -> str:
-        """The end of the docstring's sentence."""
-        return " and the factors that it needs first" if self.factors else ""
 
     @property
     def times_before(self) -> str:
@@ -188,19 +120,6 @@ class SweepKernel(Template):
     def times_queried(self) -> str:
         """The factor of the products of state and queries."""
         return "queried[None, :]" if self.decays else "at.scale"
-
-
-@dataclass(frozen=True)
-class Launched:
-    """One launch with a tile table, or with options."""
-
-    kernel: str
-    programs: str
-    made: list[str]
-    arguments: list[str]
-    after: list[str]
-    table: str = ""
-    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -221,8 +140,14 @@ class Launcher(Template):
     BT: int
     K: int
     V: int
-    steps: list[Launched]
+    part: list[str]
+    """The tensors of which a part of the sequences has elements."""
+    gates: Launched | None
+    equations: Launched
+    inverse: Launched
     factors: list[Factor]
+    mapped: list[str]
+    """Statements that replace q and k by the results of their feature maps."""
     solve: Launched
     finish: Step | None
     saved: list[str]
@@ -238,6 +163,16 @@ class Launcher(Template):
     def blocks(self) -> int:
         """The number of programs of a head."""
         return self.V // 64
+
+    @property
+    def sliced(self) -> list[str]:
+        """The elements of a part."""
+        return sliced(self.part)
+
+    @property
+    def keep_operand(self) -> str:
+        """The flag as the last operand."""
+        return ", keep" if self.keeps else ""
 
     @property
     def keep(self) -> str:
@@ -262,70 +197,48 @@ class HopperFile(ImportsLaunch):
     imported: str
     """The end of the statement that imports from `triton.py`."""
     layouts: Layouts
+    traces: bool
+    """True if kernels compute traces in registers."""
     kernels: list[Template]
-    launcher: Launcher
+    """The kernels, and the functions that launch them."""
 
 
 def made(builder: Builder, kernels: Kernels, call: Call) -> Made:
     """Return the kernels for Hopper of a spec, and their parts of its files."""
-    spec, rows = builder.spec, _rows(builder.plan)
+    spec, rows = builder.spec, rows_of(builder.plan)
     later = {row.name: row for row in rows if row.name in LATER}
-    equations = _equations(builder)
+    first = equations(builder, "_equations_hopper_kernel", "qk", solved=True)
     sweep = SweepKernel(
         rows, builder.traits.decays, builder.traits.betas, *(later.get(name) for name in LATER)
     )
-    launcher = _launcher(builder, kernels, equations, call)
-    layouts, names = Layouts(spec.head_dim.qk, rows), imported(_imported(builder, launcher), 0)
-    file = HopperFile(opening(spec), names, layouts, [equations, sweep], launcher)
+    launcher, back = _launcher(builder, kernels, first, call), backward_of(builder, kernels, call)
+    parts: list[Template] = [first, sweep, *(back.kernels if back else ())]
+    parts += [
+        Parts(spec.chunk_size, launcher.blocks, rows),
+        launcher,
+        *([back.launcher] if back else []),
+    ]
+    layouts = Layouts(spec.head_dim.qk, rows)
+    names = imported(_imported(builder, launcher, back), 0)
     modules = ("functools", "warnings")
+    backward, traces = BACKWARD if back else "", back is not None and back.traces
     return Made(
         InFile(
-            GluonOpening(None),
+            GluonOpening(None, traces=False),
             ChipChoice(spec.name, single=False),
             f"{CHIP.module}().{FUNCTION}",
+            f"{CHIP.module}().{backward}" if back else "",
             modules,
         ),
         InFile(
-            GluonOpening(layouts),
+            GluonOpening(layouts, traces),
             ChipChoice(spec.name, single=True),
             FUNCTION,
-            ("collections", *modules),
-            (equations, sweep, launcher),
+            backward,
+            ("collections", "contextlib", *modules),
+            tuple(parts),
         ),
-        Source(CHIP.file, file, arch=CHIP.arch),
-    )
-
-
-def _rows(plan: LinearAttentionPlan) -> list[Factor]:
-    of_state = " * betas" if "beta" in plan.formulas else ""
-    values = {
-        "betas": "betas",
-        "before": f"tl.exp2(G){of_state}",
-        "queried": "tl.exp2(G) * scale",
-        "after": "tl.exp2(G_last - G)",
-        "last": "tl.exp2(G_last)",
-    }
-    rows = [Factor(name, i, values[name]) for i, name in enumerate(factors(plan))]
-    return [replace(r, axis=1, layout="STATE") if r.name == "last" else r for r in rows]
-
-
-def _equations(builder: Builder) -> Equations:
-    plan, made = builder.plan, {"q": None, "k": None}
-    maps = {of: builder.feature_map(of) for of in made}
-    rows = _rows(plan)
-    operands = [Q, K, *builder.decays, *builder.betas, Operand("A"), Operand("P")]
-    operands += [Operand("factors")] if rows else []
-    operands += [Operand(f"{of}_mapped") for of, found in maps.items() if found is not None]
-    return Equations(
-        chunk_signature(plan, "_equations_hopper_kernel", operands, numbers=("scale",)),
-        RowChunk(),
-        [
-            Mapped(of, True, found.value, found.eps) if found else Mapped(of, False, None, None)
-            for of, found in maps.items()
-        ],
-        builder.traits.decays,
-        builder.traits.betas,
-        rows,
+        Source(CHIP.file, HopperFile(opening(spec), names, layouts, traces, parts), arch=CHIP.arch),
     )
 
 
@@ -340,16 +253,16 @@ def _launcher(
     size = spec.head_dim
     there = {"G", "betas"}
     new = {name: one for name, one in made.items() if name not in there}
-    rows = count("slots", "HV", equations.count)
-    new["factors"] = steps.new("factors", rows, spec.chunk_size, dtype="fp32")
+    new["factors"] = factors_of(steps, equations)
     step = steps.step("equations", equations.signature, count("slots", "H"), new)
     mapped = [f"{one.name} = {one.name}_mapped" for one in equations.operands if one.mapped]
     of_equations = Launched(
-        step.kernel, step.programs, step.made, step.arguments, mapped, options=_OPTIONS
+        step.kernel, step.programs, step.made, step.arguments, mapped, options=OPTIONS
     )
     gates, inverse = found.get("_gates_kernel"), found["_inverse_kernel"]
     assert kernels.solve is not None  # the rule is `delta`
-    first = [_tabled(gates)] if gates is not None else []
+    read = [one.name for one in equations.signature.operands]
+    kept = ["new", "states"] if keeps(plan) else []
     return Launcher(
         operands=call.operands,
         keeps=keeps(plan),
@@ -359,33 +272,31 @@ def _launcher(
         BT=spec.chunk_size,
         K=size.qk,
         V=size.v,
-        steps=[*first, of_equations, _tabled(inverse)],
+        part=[*read[:2], "v", *read[2:], "inverse", *kept, "o"],
+        gates=tabled(gates) if gates is not None else None,
+        equations=of_equations,
+        inverse=tabled(inverse),
         factors=equations.factors,
+        mapped=mapped,
         solve=_of_keys(found["_solve_kernel"], kernels.solve),
         finish=steps.finish(kernels),
         saved=call.saved,
     )
 
 
-_OPTIONS = ("num_warps=4", "num_stages=1")
-"""The launch options of the kernel of the equations."""
-
-
-def _tabled(step: Step) -> Launched:
-    return Launched(step.kernel, step.programs, step.made, step.arguments, step.after, step.table)
-
-
 def _of_keys(step: Step, kernel: Solve) -> Launched:
     """Return the launch that computes only W. The kernel then does not write to U."""
     arguments = kernel.signature.arguments_with({"U": "W", Solve.FLAG: "False"})
-    return replace(_tabled(step), made=[], arguments=arguments)
+    return replace(tabled(step), made=[], arguments=arguments)
 
 
-def _imported(builder: Builder, launcher: Launcher) -> list[str]:
+def _imported(builder: Builder, launcher: Launcher, back: OnHopper | None) -> list[str]:
     """Return the names that `hopper.py` imports from `triton.py`."""
-    launched = [one for one in launcher.steps if one.table]
+    launched = [*([launcher.gates] if launcher.gates else []), launcher.inverse]
     launched += [launcher.solve] if launcher.keeps else []
-    names = ["BT", "K", "_sizes", *(n for one in launched for n in (one.kernel, one.table))]
+    launched += back.launched if back else []
+    names = ["BT", "K", *(["V"] if back and back.reads_v else []), "_sizes"]
+    names += [n for one in launched for n in (one.kernel, one.table)]
     if launcher.finish is not None:
         names += [launcher.finish.kernel, launcher.finish.table]
     return [*names, *(f"_{of}_map" for of in "qk" if f"{of}_map" in builder.plan.formulas)]

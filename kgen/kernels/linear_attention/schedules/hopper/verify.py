@@ -4,6 +4,7 @@ reason for none.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from kgen.kernels.linear_attention.schedules.hopper import CHIP
 from kgen.kernels.linear_attention.verify.cases import run_drawn
@@ -20,9 +22,14 @@ from kgen.kernels.linear_attention.verify.problem import Problem
 from kgen.verify.compare import Check
 from kgen.verify.families import Subject
 from kgen.verify.gluon import interpreter
-from kgen.verify.gluon.interpreter import Kernel
+from kgen.verify.gluon.interpreter import Kernel, installed
 
 PREFIX = "hopper-"
+GLUON_FOR_HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+PARTS = "parts"
+"""The case whose sequence is divided into parts."""
+FORWARD, BACKWARD = "_sweep_kernel", "_sweep_back_kernel"
+"""The Gluon kernels of both passes."""
 
 
 def for_hopper(problem: Problem) -> tuple[Case, ...]:
@@ -36,6 +43,7 @@ def for_hopper(problem: Problem) -> tuple[Case, ...]:
         Case("hard", (C + 9,), gates="hard", keys="few", states="in"),
         Case("steep", (2 * C + 1,), gates="steep", scale=-0.37),
         Case("repeated", (C + 7,), gates="none", keys="repeated"),
+        Case(PARTS, (6 * C + 5,), states="both", within=problem.state_dtype),
     )
     return fitted(problem, iter(wanted))
 
@@ -47,8 +55,23 @@ def case_names(problem: Problem) -> tuple[str, ...]:
 
 def imported(path: Path, name: str) -> ModuleType:
     """Import an emitted file whose Hopper kernels run in the Gluon interpreter."""
-    module: ModuleType = interpreter.imported(path, name, CHIP)
+    with mock.patch.object(interpreter, "installed", _installed):
+        module: ModuleType = interpreter.imported(path, name, CHIP)
     return module
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Install the interpreter with `mma_v2`, which no other kernel uses."""
+    with installed():
+        vars(sys.modules[GLUON_FOR_HOPPER])["mma_v2"] = _mma_in_registers
+        yield
+
+
+def _mma_in_registers(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
+    """Return acc + a @ b. One warp multiplies, and waits for the result."""
+    assert a.dtype == b.dtype
+    return acc + a.float() @ b.float()
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[Check] | None:
@@ -59,9 +82,19 @@ def run_case(subject: Subject, group: str, name: str) -> list[Check] | None:
     if group == "decode":
         return None
     (case,) = (case for case in for_hopper(subject.problem) if PREFIX + case.name == name)
-    with _launched() as kernels:
+    module = _of_kernels(subject.module)
+    chunks = 1 if case.name == PARTS else module.PART
+    with _launched() as kernels, mock.patch.object(module, "PART", chunks):
         found = run_drawn(subject, group, case)
-    return found if kernels or not all(check.ok for check in found) else None
+    own = BACKWARD if group == "backward" and hasattr(module, BACKWARD) else FORWARD
+    served = own in kernels
+    return found if served or not all(check.ok for check in found) else None
+
+
+def _of_kernels(module: ModuleType) -> Any:
+    """Return the module of the Hopper kernels: the file itself if it has all kernels."""
+    own = vars(module)
+    return own[CHIP.module]() if CHIP.module in own else module
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from kgen.kernels.linear_attention.targets.triton.interface import (
     KeepingFunction,
 )
 from kgen.kernels.linear_attention.targets.triton.kernels import Kernels
-from kgen.kernels.linear_attention.targets.triton.made import InFile
+from kgen.kernels.linear_attention.targets.triton.made import InFile, OfBackward
 from kgen.kernels.linear_attention.targets.triton.steps import Step, Steps
 from kgen.targets import opening
 from kgen.targets.launching import LaunchFunctions
@@ -54,7 +54,7 @@ class Backward(Template):
     """The operator of the backward pass."""
 
     template: ClassVar[str] = "linear_attention/triton/_backward.j2"
-    optional_fields: ClassVar[tuple[str, ...]] = ("first", "keeps")
+    optional_fields: ClassVar[tuple[str, ...]] = ("first", "keeps", "of_chip")
 
     name: str
     bf16: bool
@@ -90,10 +90,14 @@ class Backward(Template):
     """The gradient of each operand of forward, or None."""
     keeps: bool
     """True if forward keeps tensors only on request."""
+    chosen: str
+    """The function that decides between the kernels of a chip and portable ones."""
+    of_chip: str
+    """The function that launches the kernels of the chip, or empty."""
 
     def launch_functions(self) -> Iterable[str]:
-        rows = ["_cdiv"] if self.first else []
-        return ("_launch", "_layouts", "_once", "_operator", "_register_autograd", "_tile", *rows)
+        more = [*(["_cdiv"] if self.first else []), *(["_by_tma"] if self.of_chip else [])]
+        return ("_launch", "_layouts", "_once", "_operator", "_register_autograd", "_tile", *more)
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,7 @@ def launcher(
         ends=steps.made()["ends"].call("states"),
         fakes=["v.new_empty(v.shape)", "final_state", "ends", *(_fake(steps, n) for n in saved)],
         fakes_of_saved=[_fake(steps, n) for n in saved],
-        backward=_backward(interface, kernels, backward, steps) if backward else None,
+        backward=_backward(interface, kernels, backward, own) if backward else None,
         function=_function(interface),
         decoding=_decoding(interface, kernels, steps) if kernels.decode else None,
         choice=own.choice if own is not None else None,
@@ -239,14 +243,28 @@ def _operands(interface: Interface) -> list[str]:
     return [*interface.tensors, *interface.packing, "initial_state", "scale", "final", "within"]
 
 
-def _backward(
-    interface: Interface, kernels: Kernels, backward: BackwardKernels, steps: Steps
-) -> Backward:
-    plan, spec, tensors = interface.plan, interface.spec, interface.tensors
+def of_backward(interface: Interface, kernels: Kernels, backward: BackwardKernels) -> OfBackward:
+    """Return the operator of backward."""
+    steps = Steps(interface.plan)
     held = steps.held(kernels)
     saved = _saved(steps, held)
-    kept = [*tensors, *interface.packing, "initial_state", *saved]
-    operands = ["do", "dfinal_state", *kept, "scale"]
+    kept = [*interface.tensors, *interface.packing, "initial_state", *saved]
+    gradients = (f"grad_{name}" for name in interface.plan.learned)
+    return OfBackward(
+        operands=["do", "dfinal_state", *kept, "scale"],
+        saved=saved,
+        results=["dq", "dk", "dv", *gradients, "dinitial_state"],
+        mapped=[f"{n}_raw, {n} = {n}, {n}_mapped" for n in "qk" if f"{n}_mapped" in held],
+        kernels=backward,
+    )
+
+
+def _backward(
+    interface: Interface, kernels: Kernels, backward: BackwardKernels, own: InFile | None
+) -> Backward:
+    plan, spec, tensors = interface.plan, interface.spec, interface.tensors
+    steps, of = Steps(plan), of_backward(interface, kernels, backward)
+    schedule = schedule_of(plan)
     gradients = list(plan.learned)
     likes = ["q", "k", "v", *gradients]
     returned = dict.fromkeys(operands_of(interface), "None") | {n: f"grad_{n}" for n in gradients}
@@ -256,26 +274,28 @@ def _backward(
         name=spec.name,
         bf16=spec.dtype == "bf16",
         varlen=spec.varlen,
-        parameters=[f"{n}: {_TYPES.get(n, 'Tensor')}" for n in operands],
-        operands=operands,
+        parameters=[f"{n}: {_TYPES.get(n, 'Tensor')}" for n in of.operands],
+        operands=of.operands,
         results=f"tuple[{', '.join(['Tensor'] * (len(likes) + 1))}]",
         layouts=", ".join(["do", "dfinal_state", *tensors, "initial_state", *interface.packing]),
         state_shape=f"(N, HV, {interface.K}, {interface.V})",
         state_dtype=TORCH_DTYPES[spec.state_dtype],
-        in_float32=[f"{n} = {n}.float()" for n in ("do", "q", "k", "v", *filter(_low, saved))],
-        recomputed=[] if saved else held,
+        in_float32=[f"{n} = {n}.float()" for n in ("do", "q", "k", "v", *filter(_low, of.saved))],
+        recomputed=[] if of.saved else steps.held(kernels),
         of_chunks=[*tensors, *interface.packing, "initial_state", "scale"],
-        mapped=[f"{n}_raw, {n} = {n}, {n}_mapped" for n in "qk" if f"{n}_mapped" in held],
+        mapped=of.mapped,
         first=list(steps.first(kernels, backward)),
         steps=list(steps.backward(backward)),
         sums=steps.sums(),
         gradients=gradients,
         likes=likes,
         inputs=operands_of(interface),
-        saved=saved,
-        kept=kept,
+        saved=of.saved,
+        kept=of.operands[2:-1],
         returned=list(returned.values()),
         keeps=keeps(plan),
+        chosen=schedule.chip.choice if schedule is not None else "",
+        of_chip=own.backward if own is not None else "",
     )
 
 

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kgen.kernels.linear_attention.targets.triton.gradients import BackwardKernels
 from kgen.targets import Source
 from kgen.targets.template import Template
+
+
+@dataclass(frozen=True)
+class OfBackward:
+    """The operator of backward."""
+
+    operands: list[str]
+    saved: list[str]
+    """The results of forward among them."""
+    results: list[str]
+    mapped: list[str]
+    """Statements that replace q and k by the results of their feature maps."""
+    kernels: BackwardKernels
+    """The portable kernels."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +30,7 @@ class Call:
     operands: list[str]
     saved: list[str]
     """Its results that backward reads."""
+    backward: OfBackward | None
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,9 @@ class InFile:
     choice: Template
     """The function that decides between the kernels."""
     function: str
-    """The function that launches the kernels."""
+    """The function that launches the kernels of forward."""
+    backward: str
+    """The function that launches the kernels of backward; empty if there is none."""
     modules: tuple[str, ...]
     """The modules of the standard library that the parts import."""
     parts: tuple[Template, ...] = ()

@@ -20,6 +20,7 @@ from kgen.kernels.linear_attention.targets.triton.kernels import Builder, Kernel
 from kgen.kernels.linear_attention.targets.triton.launcher import (
     Launcher,
     launcher,
+    of_backward,
     operands_of,
     saved_of,
 )
@@ -91,9 +92,12 @@ def _of_chip(plan: LinearAttentionPlan, interface: Interface) -> Made | None:
     schedule = schedule_of(plan)
     if schedule is None:
         return None
-    builder = Builder(plan, Functions(plan, set()))
+    functions = Functions(plan, set())
+    builder = Builder(plan, functions)
     kernels = builder.kernels()
-    call = Call(operands_of(interface), saved_of(plan, kernels))
+    back = BackwardBuilder(builder, functions).kernels() if plan.backward else None
+    of = of_backward(interface, kernels, back) if back is not None else None
+    call = Call(operands_of(interface), saved_of(plan, kernels), of)
     made: Made = schedule.made(builder, kernels, call)
     return made
 
