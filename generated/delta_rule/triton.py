@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): ce39612068a4ac25
-# body (hash of the text below): 0b4c8f51c5bb2cae
+# inputs (hash of spec and templates): 2dc2196208d7a465
+# body (hash of the text below): 0bf7271ab4978376
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -746,7 +746,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("delta_rule")
-_LIBRARY = _library("kgen_e103be4ae4cb009f", "delta_rule")
+_LIBRARY = _library("kgen_a4050285fafa4d4b", "delta_rule")
 
 
 @functools.cache
@@ -940,6 +940,15 @@ def _backward_op(
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial else 0, dtype=torch.float32)
     if slots and not states.numel():
         raise RuntimeError("delta_rule: forward ran without gradients, so it kept nothing for backward")
+    if _on_hopper(q, k, v):
+        if not _by_tma(do):  # do.contiguous() may return do
+            do = do.clone(memory_format=torch.contiguous_format)
+            layouts = _layouts(do, dfinal_state, q, k, v, beta, initial_state)
+        with torch.cuda.device_of(q):
+            return _hopper().backward_on_hopper(
+                layouts, do, dfinal_state, q, k, v, beta, initial_state, betas, q_mapped, k_mapped, inverse, W, new,
+                states, scale,
+            )
     with torch.cuda.device_of(q):
         q_raw, q = q, q_mapped
         k_raw, k = k, k_mapped

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 58f0be9ba0053e76
-# body (hash of the text below): 9b636670ef6cd58d
+# inputs (hash of spec and templates): 57dbf7529b7c83b4
+# body (hash of the text below): 9622e4457b0c6987
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -793,7 +793,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("deltanet_negative")
-_LIBRARY = _library("kgen_7859c6dab7f9798a", "deltanet_negative")
+_LIBRARY = _library("kgen_80058bb47656e505", "deltanet_negative")
 
 
 @functools.cache
@@ -987,6 +987,15 @@ def _backward_op(
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial else 0, dtype=torch.float32)
     if slots and not states.numel():
         raise RuntimeError("deltanet_negative: forward ran without gradients, so it kept nothing for backward")
+    if _on_hopper(q, k, v):
+        if not _by_tma(do):  # do.contiguous() may return do
+            do = do.clone(memory_format=torch.contiguous_format)
+            layouts = _layouts(do, dfinal_state, q, k, v, b, initial_state)
+        with torch.cuda.device_of(q):
+            return _hopper().backward_on_hopper(
+                layouts, do, dfinal_state, q, k, v, b, initial_state, betas, q_mapped, k_mapped, inverse, W, new,
+                states, scale,
+            )
     with torch.cuda.device_of(q):
         q_raw, q = q, q_mapped
         k_raw, k = k, k_mapped

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 985efaa0222b850e
-# body (hash of the text below): b30427e4639fce7f
+# inputs (hash of spec and templates): 0dbe41afcb58257c
+# body (hash of the text below): c17a381bfc94f161
 """Gated delta rule with an RMS norm and a gate of the output, as in Qwen3-Next.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """
 
 import collections
+import contextlib
+import functools
 from typing import NamedTuple
 
 import torch
@@ -20,11 +22,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mma_v2
 
-from ._launch import _cdiv, _launch, _tile
+from ._launch import _cdiv, _launch, _multiprocessors, _tile
 from .triton import (
-    BT, K, _FINISH_TILES, _GATES_TILES, _INVERSE_TILES, _SOLVE_TILES, _finish_kernel, _gates_kernel, _inverse_kernel,
-    _sizes, _solve_kernel,
+    BT, K, _FINISH_BACK_TILES, _FINISH_TILES, _GATES_BACK_TILES, _GATES_TILES, _INVERSE_TILES, _K_MAP_BACK_TILES,
+    _Q_MAP_BACK_TILES, _SOLVE_TILES, _finish_back_kernel, _finish_kernel, _gates_back_kernel, _gates_kernel,
+    _inverse_kernel, _k_map_back_kernel, _q_map_back_kernel, _sizes, _solve_kernel,
 )
 
 # `gl.barrier` is new in Triton 3.7, `async_load` and `async_store` in 3.8. Older versions have other names.
@@ -86,7 +90,8 @@ def _equations_hopper_kernel(
     tl.store(mapped + offs_k[None, :], k, mask=live)
     a = tl.dot(k, tl.trans(k))
     p = tl.dot(q, tl.trans(k))
-    below, pair = i[:, None] > i[None, :], i[:, None] >= i[None, :]
+    pair = i[:, None] >= i[None, :]
+    below = i[:, None] > i[None, :]
     read = i[:, None] // 16 >= i[None, :] // 16  # the kernel of the inverse reads no block of 16 columns above these
     for member in range(HV // H):
         chunk = slot.to(tl.int64) * HV + h * (HV // H) + member
@@ -95,10 +100,10 @@ def _equations_hopper_kernel(
         G = tl.load(G_ptr + rows)
         power = tl.exp2(tl.where(pair, G[:, None] - G[None, :], float("-inf")))
         p_of_head = p * power * scale
-        a_of_head = tl.where(below, a * power, 0.0)
-        betas = tl.load(betas_ptr + rows)
-        a_of_head = a_of_head * betas[:, None]
         tl.store(P_ptr + square, p_of_head.to(P_ptr.dtype.element_ty))
+        betas = tl.load(betas_ptr + rows)
+        a_of_head = tl.where(below, a * power, 0.0)
+        a_of_head = a_of_head * betas[:, None]
         tl.store(A_ptr + square, a_of_head, mask=read)
         G_last = tl.load(G_ptr + chunk * BT + BT - 1)
         tl.store(factors_ptr + (chunk * 5 + 0) * BT + i, betas)
@@ -137,11 +142,11 @@ Sweep = collections.namedtuple("Sweep", ["descs", "updates", "outputs", "stores"
 
 
 @gluon.jit
-def _barriers(N: tl.constexpr):
-    """Allocate N mbarriers, each of which completes after one arrival."""
+def _barriers(N: tl.constexpr, ARRIVALS: tl.constexpr = 1):
+    """Allocate N mbarriers, each of which completes after some arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(N):
-        mbarrier.init(barriers.index(i), count=1)
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
     return barriers
 
 
@@ -181,10 +186,10 @@ def _again(ring, n):
 
 
 @gluon.jit
-def _release(ring, n):
+def _release(ring, n, pred=True):
     """Release the slot of chunk n after its last read."""
     SLOTS: tl.constexpr = ring.full.shape[0]
-    mbarrier.arrive(ring.empty.index(n % SLOTS), count=1)
+    mbarrier.arrive(ring.empty.index(n % SLOTS), count=1, pred=pred)
 
 
 @gluon.jit
@@ -214,10 +219,10 @@ def _sweep_producer(args):
 
 
 @gluon.jit
-def _factor(updates, n, row: tl.constexpr, LAYOUT: tl.constexpr):
+def _factor(ring, n, row: tl.constexpr, LAYOUT: tl.constexpr):
     """Load one row of the factors of chunk n."""
-    UPDATES: tl.constexpr = updates.full.shape[0]
-    tile = updates.slots.factors.index(n % UPDATES * 5 + row)
+    SLOTS: tl.constexpr = ring.full.shape[0]
+    tile = ring.slots.factors.index(n % SLOTS * 5 + row)
     return tile.reshape([tile.shape[1]]).load(LAYOUT)
 
 
@@ -374,7 +379,562 @@ def _sweep_kernel(
     )
 
 
+# --- on Hopper -------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["T", "NT"])
+def _pairs_hopper_kernel(
+    q_ptr, k_ptr, G_ptr, betas_ptr, P_ptr, factors_ptr,
+    stride_q_b: tl.int64, stride_q_h: tl.int64, stride_k_b: tl.int64, stride_k_h: tl.int64,
+    T, NT, scale,
+    stride_q_t: tl.constexpr, stride_q_c: tl.constexpr, stride_k_t: tl.constexpr, stride_k_c: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr,
+):
+    """Compute the matrix P of the value heads of one (chunk, head of q and k), the factors of tokens.
+
+    This kernel is in Triton, not in Gluon. P has the products of queries and keys with their decay and the scale.
+    """
+    pid = tl.program_id(0)
+    slot, h = pid // H, pid % H
+    batch = slot // NT
+    first = (slot % NT).to(tl.int64) * BT
+    end = T
+    i = tl.arange(0, BT)
+    live = (i < end - first)[:, None]
+    offs_k = tl.arange(0, K)
+    q_rows = q_ptr + batch * stride_q_b + first * stride_q_t + h * stride_q_h
+    q_rows = q_rows + i[:, None] * stride_q_t
+    q = tl.load(q_rows + offs_k[None, :] * stride_q_c, mask=live, other=0.0)
+    k_rows = k_ptr + batch * stride_k_b + first * stride_k_t + h * stride_k_h
+    k_rows = k_rows + i[:, None] * stride_k_t
+    k = tl.load(k_rows + offs_k[None, :] * stride_k_c, mask=live, other=0.0)
+    p = tl.dot(q, tl.trans(k))
+    pair = i[:, None] >= i[None, :]
+    for member in range(HV // H):
+        chunk = slot.to(tl.int64) * HV + h * (HV // H) + member
+        rows = chunk * BT + i
+        square = rows[:, None] * BT + i[None, :]
+        G = tl.load(G_ptr + rows)
+        power = tl.exp2(tl.where(pair, G[:, None] - G[None, :], float("-inf")))
+        p_of_head = p * power * scale
+        tl.store(P_ptr + square, p_of_head.to(P_ptr.dtype.element_ty))
+        betas = tl.load(betas_ptr + rows)
+        G_last = tl.load(G_ptr + chunk * BT + BT - 1)
+        tl.store(factors_ptr + (chunk * 5 + 0) * BT + i, betas)
+        tl.store(factors_ptr + (chunk * 5 + 1) * BT + i, tl.exp2(G) * betas)
+        tl.store(factors_ptr + (chunk * 5 + 2) * BT + i, tl.exp2(G) * scale)
+        tl.store(factors_ptr + (chunk * 5 + 3) * BT + i, tl.exp2(G_last - G))
+        tl.store(factors_ptr + (chunk * 5 + 4) * BT + i, tl.exp2(G_last))
+
+
+# The kernel of backward goes through the chunks from the last one to the first, in the same layouts.
+EarlySlots = collections.namedtuple("EarlySlots", ["k", "P", "do", "factors"])
+LateSlots = collections.namedtuple("LateSlots", ["q", "inverse"])
+BackStores = collections.namedtuple("BackStores", ["dstates", "x"])
+BackDescriptors = collections.namedtuple("BackDescriptors", ["q", "k", "inverse", "P", "do", "factors", "x", "dstates"])
+BackPointers = collections.namedtuple("BackPointers", ["final", "initial"])
+SweepBack = collections.namedtuple("SweepBack", ["descs", "early", "late", "stores", "pointers", "place"])
+
+
+@gluon.jit
+def _sweep_back_producer(args):
+    """Load the operands of all chunks. A chunk before the first one completes the consumer's last wait."""
+    d, at, early, late = args.descs, args.place, args.early, args.late
+    EARLY: tl.constexpr = early.full.shape[0]
+    LATE: tl.constexpr = late.full.shape[0]
+    EARLY_BYTES: tl.constexpr = (
+        d.k.block_type.nbytes + d.P.block_type.nbytes + d.do.block_type.nbytes + 5 * d.factors.block_type.nbytes
+    )
+    LATE_BYTES: tl.constexpr = d.q.block_type.nbytes + d.inverse.block_type.nbytes
+    for n in range(at.count + 1):
+        chunk = gl.maximum(at.count - 1 - n, 0)
+        slot, first = at.slot + chunk, chunk * BT
+        full = _acquire(early, n, EARLY_BYTES)
+        async_load(d.k, [at.seq, at.h_qk, first, 0], full, early.slots.k.index(n % EARLY))
+        async_load(d.do, [at.seq, at.h, first, at.v_start], full, early.slots.do.index(n % EARLY))
+        async_load(d.P, [slot, at.h, 0, 0], full, early.slots.P.index(n % EARLY))
+        for row in gl.static_range(5):
+            to = early.slots.factors.index(n % EARLY * 5 + row)
+            async_load(d.factors, [(slot * at.HV + at.h) * 5 + row, 0], full, to)
+        if n < at.count:
+            full = _acquire(late, n, LATE_BYTES)
+            async_load(d.q, [at.seq, at.h_qk, first, 0], full, late.slots.q.index(n % LATE))
+            async_load(d.inverse, [slot, at.h, 0, 0], full, late.slots.inverse.index(n % LATE))
+
+
+@gluon.jit
+def _operands_back(early, n):
+    """Wait for step n, and load do^T and the factors that it needs first."""
+    EARLY: tl.constexpr = early.full.shape[0]
+    _wait(early, n)
+    do = _slot(early.slots.do, n % EARLY).permute((1, 0)).load(TOKENS)
+    queried = _factor(early, n, 2, gl.SliceLayout(0, TOKENS))
+    after = _factor(early, n, 3, gl.SliceLayout(0, TOKENS))
+    last = _factor(early, n, 4, gl.SliceLayout(1, STATE))
+    return do, queried, after, last
+
+
+@gluon.jit
+def _sweep_back_consumer(args, INITIAL: tl.constexpr, FINAL: tl.constexpr):
+    """Compute 64 columns of v of the gradients of states of one (sequence, head). For each chunk, from the last one:
+
+        dnew = do^T @ P + (dstate @ k^T) * after
+        x = dnew @ inverse
+        dstate = dstate * last + (do^T * queried) @ q - (x * before) @ k
+
+    x is the gradient of the right side of the triangular system. Store x, and dstate of the state after the chunk.
+    """
+    d, at, early, late, pointers = args.descs, args.place, args.early, args.late, args.pointers
+    stores = args.stores
+    EARLY: tl.constexpr = early.full.shape[0]
+    LATE: tl.constexpr = late.full.shape[0]
+    OPERAND: tl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)  # the A operand of wgmma, in registers
+    WIDE: tl.constexpr = gl.DotOperandLayout(0, STATE, 2)
+    zero = gl.full([64, BT], 0.0, gl.float32, layout=TOKENS)
+    dstate = gl.full([64, K], 0.0, gl.float32, layout=STATE)
+    if FINAL:
+        dstate = gl.load(pointers.final + _first_of_state(at.seq, at) + _of_state(at)).to(gl.float32)
+    do, queried, after, last = _operands_back(early, 0)
+    for n in range(at.count):
+        slot = at.slot + at.count - 1 - n
+        low_dstate = dstate.to(d.k.dtype)
+        low = gl.convert_layout(low_dstate, OPERAND)
+        of_pairs = gl.convert_layout(do, OPERAND)
+        of_queries = gl.convert_layout((do.to(gl.float32) * queried[None, :]).to(d.k.dtype), WIDE)
+        k, p = _slot(early.slots.k, n % EARLY), _slot(early.slots.P, n % EARLY)
+        _wait(late, n)
+        q, inverse = _slot(late.slots.q, n % LATE), _slot(late.slots.inverse, n % LATE)
+        known = warpgroup_mma(low, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+        dnew = warpgroup_mma(of_pairs, p, zero, use_acc=False, is_async=True)
+        tma.store_wait(0)
+        _slot(stores.dstates, 0).permute((1, 0)).store(low_dstate)
+        fence_async_shared()
+        barrier()
+        async_store(d.dstates, [slot, at.h, 0, at.v_start], stores.dstates.index(0))
+        dstate = dstate * last[:, None]
+        known = warpgroup_mma_wait(1, deps=[known])
+        known = known * after[None, :]
+        dnew = warpgroup_mma_wait(0, deps=[dnew])
+        low_dnew = gl.convert_layout((dnew + known).to(d.k.dtype), OPERAND)
+        x = warpgroup_mma(low_dnew, inverse, zero, use_acc=False, is_async=True)
+        dstate = warpgroup_mma(of_queries, q, dstate, is_async=True)
+        before = _factor(early, n, 1, gl.SliceLayout(0, TOKENS))
+        x = warpgroup_mma_wait(1, deps=[x])
+        low_x = x.to(d.k.dtype)
+        update = gl.convert_layout((x * (0.0 - before)[None, :]).to(d.k.dtype), WIDE)
+        dstate = warpgroup_mma(update, k, dstate, is_async=True)
+        _slot(stores.x, 0).permute((1, 0)).store(low_x)
+        fence_async_shared()
+        barrier()
+        async_store(d.x, [slot, at.h, 0, at.v_start], stores.x.index(0))
+        do, queried, after, last = _operands_back(early, n + 1)
+        dstate = warpgroup_mma_wait(0, deps=[dstate])
+        _release(early, n)
+        _release(late, n)
+    if INITIAL:
+        initial = pointers.initial + _first_of_state(at.seq, at) + _of_state(at)
+        gl.store(initial, dstate.to(pointers.initial.dtype.element_ty))
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["NT"])
+def _sweep_back_kernel(
+    q_desc, k_desc, inverse_desc, P_desc, do_desc, factors_desc, x_desc, dstates_desc,
+    dfinal_state_ptr, dinitial_state_ptr,
+    NT, scale,
+    H: tl.constexpr, HV: tl.constexpr, V: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr,
+    EARLY: tl.constexpr, LATE: tl.constexpr,
+):
+    """Compute 64 columns of v of the gradients of states of one (sequence, head)."""
+    blocks: tl.constexpr = V // 64
+    pid = gl.program_id(0)
+    seq, h = pid // blocks // HV, pid // blocks % HV
+    place = Place(seq, seq * NT, h, h // (HV // H), pid % blocks * 64, NT, HV, V, scale)
+    early_slots = EarlySlots(
+        _slots(k_desc, EARLY), _slots(P_desc, EARLY), _slots(do_desc, EARLY), _slots(factors_desc, EARLY * 5),
+    )
+    early = Ring(early_slots, _barriers(EARLY), _barriers(EARLY))
+    late = Ring(LateSlots(_slots(q_desc, LATE), _slots(inverse_desc, LATE)), _barriers(LATE), _barriers(LATE))
+    stores = BackStores(_slots(dstates_desc, 1), _slots(x_desc, 1))
+    fence_async_shared()
+    descs = BackDescriptors(q_desc, k_desc, inverse_desc, P_desc, do_desc, factors_desc, x_desc, dstates_desc)
+    args = SweepBack(descs, early, late, stores, BackPointers(dfinal_state_ptr, dinitial_state_ptr), place)
+    gl.warp_specialize(
+        [(_sweep_back_consumer, (args, INITIAL, FINAL)), (_sweep_back_producer, (args,))],
+        # Warps, and registers per thread, of the producer. The consumer has the rest.
+        [1], [24],
+    )
+
+
+# The kernel of gradients is persistent. A program processes tiles (chunk, value head), one after the other. One warp
+# loads tiles by TMA. Three warpgroups compute: dq and dv, the gradients of the triangular system, and dk.
+# Two more warps multiply states by their gradients.
+# Tiles of results overwrite operands in shared memory that no later product reads.
+RowSlots = collections.namedtuple("RowSlots", ["G", "betas"])
+PairSlots = collections.namedtuple("PairSlots", ["q", "k"])
+# A ring for each operand, because each has its own last read.
+GradientRings = collections.namedtuple("GradientRings", ["rows", "do", "new", "x", "state", "dstate", "v", "qk"])
+# Tiles for other warpgroups: ds, and dA with rows times betas. `rest` is full when x has the gradient of k through the
+# system, and `read` when x may be overwritten.
+GradientTiles = collections.namedtuple("GradientTiles", ["ds", "scaled", "rest", "read"])
+GradientDescriptors = collections.namedtuple("GradientDescriptors", [
+    "q", "k", "v", "do", "new", "x", "G", "betas", "states", "dstates", "dq", "dk", "dv",
+])
+GradientPointers = collections.namedtuple("GradientPointers", ["G", "dG", "dbetas"])
+# First tile, distance to the next one, number of tiles, number of tiles of the call, chunks of a sequence.
+TileGrid = collections.namedtuple("TileGrid", ["first", "step", "tiles", "all", "NT", "scale", "H", "HV"])
+Gradients = collections.namedtuple("Gradients", ["descs", "rings", "shared", "pointers", "grid"])
+TilePlace = collections.namedtuple("TilePlace", ["seq", "slot", "h", "h_qk", "first", "number"])
+TOKEN = tl.constexpr(gl.SliceLayout(1, STATE))  # one number for each row of an accumulator
+SQUARE = tl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
+DIAGONAL = tl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))  # accumulators [16, 16] of one warp
+
+
+@gluon.jit
+def _operand(ring, slots, n):
+    """View the slot of tile n as [rows, columns]."""
+    SLOTS: tl.constexpr = ring.full.shape[0]
+    return _slot(slots, n % SLOTS)
+
+
+@gluon.jit
+def _row(ring, slots, n, LAYOUT: tl.constexpr):
+    """Load the numbers of the tokens of tile n."""
+    SLOTS: tl.constexpr = ring.full.shape[0]
+    tile = slots.index(n % SLOTS)
+    return tile.reshape([tile.shape[1]]).load(LAYOUT)
+
+
+@gluon.jit
+def _free(ring, n):
+    """Wait until the slot of tile n is empty."""
+    SLOTS: tl.constexpr = ring.full.shape[0]
+    mbarrier.wait(ring.empty.index(n % SLOTS), (n // SLOTS & 1) ^ 1)
+
+
+@gluon.jit
+def _fill(ring, n):
+    """Complete the full barrier of tile n."""
+    SLOTS: tl.constexpr = ring.full.shape[0]
+    mbarrier.arrive(ring.full.index(n % SLOTS), count=1)
+
+
+@gluon.jit
+def _load(ring, slots, desc, at, n):
+    """Load a tile into the slot of tile n when it is empty."""
+    SLOTS: tl.constexpr = ring.full.shape[0]
+    async_load(desc, at, _acquire(ring, n, desc.block_type.nbytes), slots.index(n % SLOTS))
+
+
+@gluon.jit
+def _turns(grid):
+    """Return the number of tiles of the program."""
+    return gl.cdiv(grid.tiles - grid.first, grid.step)
+
+
+@gluon.jit
+def _place(grid, n):
+    """Return the place of tile n of the program. Neighbours share q and k."""
+    number = grid.first + n * grid.step
+    slot, h = number // grid.HV, number % grid.HV
+    return TilePlace(slot // grid.NT, slot, h, h // (grid.HV // grid.H), slot % grid.NT * BT, number)
+
+
+@gluon.jit
+def _gradients_producer(args):
+    """Load the operands of all tiles, in the order of their use."""
+    d, r, grid = args.descs, args.rings, args.grid
+    ROWS: tl.constexpr = r.rows.full.shape[0]
+    for n in range(_turns(grid)):
+        at = _place(grid, n)
+        full = _acquire(r.rows, n, d.G.block_type.nbytes + d.betas.block_type.nbytes)
+        async_load(d.G, [at.number, 0], full, r.rows.slots.G.index(n % ROWS))
+        async_load(d.betas, [at.number, 0], full, r.rows.slots.betas.index(n % ROWS))
+        _load(r.do, r.do.slots, d.do, [at.seq, at.h, at.first, 0], n)
+        _load(r.x, r.x.slots, d.x, [at.slot, at.h, 0, 0], n)
+        _load(r.v, r.v.slots, d.v, [at.seq, at.h, at.first, 0], n)
+        _load(r.new, r.new.slots, d.new, [at.slot, at.h, 0, 0], n)
+        _load(r.state, r.state.slots, d.states, [at.slot, at.h, 0, 0], n)
+        _load(r.dstate, r.dstate.slots, d.dstates, [at.slot, at.h, 0, 0], n)
+        full = _acquire(r.qk, n, d.q.block_type.nbytes + d.k.block_type.nbytes)
+        async_load(d.k, [at.seq, at.h_qk, at.first, 0], full, r.qk.slots.k.index(0))
+        async_load(d.q, [at.seq, at.h_qk, at.first, 0], full, r.qk.slots.q.index(0))
+
+
+@gluon.jit
+def _power(rows, n, BELOW: tl.constexpr):
+    """Return the decay from token j to token i, or 0 if i - j is less than BELOW."""
+    OF_I: tl.constexpr = gl.SliceLayout(1, TOKENS)
+    OF_J: tl.constexpr = gl.SliceLayout(0, TOKENS)
+    pair = gl.arange(0, BT, layout=OF_I)[:, None] >= gl.arange(0, BT, layout=OF_J)[None, :] + BELOW
+    G_i, G_j = _row(rows, rows.slots.G, n, OF_I), _row(rows, rows.slots.G, n, OF_J)
+    return gl.exp2(gl.where(pair, G_i[:, None] - G_j[None, :], float("-inf")))
+
+
+@gluon.jit
+def _store_part(args, pointer, at, value, PART: tl.constexpr, LAYOUT: tl.constexpr):
+    """Store a part of the gradients of G or betas of a tile."""
+    token = gl.arange(0, BT, layout=LAYOUT)
+    gl.store(pointer + (at.number.to(gl.int64) + args.grid.all * PART) * BT + token, value)
+
+
+@gluon.jit
+def _values_back(args, n, at, betas):
+    """Store dv = x * betas, and return the gradient of betas through v."""
+    d, r = args.descs, args.rings
+    SLOTS: tl.constexpr = r.v.full.shape[0]
+    _wait(r.v, n)
+    _wait(r.x, n)
+    v = _operand(r.v, r.v.slots, n)
+    x = _operand(r.x, r.x.slots, n).load(STATE).to(gl.float32)
+    dbetas = gl.sum(x * v.load(STATE).to(gl.float32), 1)
+    v.store((x * betas[:, None]).to(d.v.dtype))
+    fence_async_shared()
+    barrier()
+    async_store(d.dv, [at.seq, at.h, at.first, 0], r.v.slots.index(n % SLOTS))
+    return dbetas
+
+
+@gluon.jit
+def _queries_back(args):
+    """For each tile:
+
+        ds = (do @ new^T) * power * scale
+        dq = (do @ state^T) * decayed * scale + ds @ k
+        dv = x * betas
+    """
+    d, r, grid, ds = args.descs, args.rings, args.grid, args.shared.ds
+    SLOTS: tl.constexpr = r.do.full.shape[0]
+    square = gl.full([BT, BT], 0.0, gl.float32, layout=TOKENS)
+    zero = gl.full([BT, K], 0.0, gl.float32, layout=STATE)
+    for n in range(_turns(grid)):
+        at = _place(grid, n)
+        _wait(r.rows, n)
+        _wait(r.do, n)
+        _wait(r.new, n)
+        do, new = _operand(r.do, r.do.slots, n), _operand(r.new, r.new.slots, n)
+        dp = warpgroup_mma(do, new.permute((1, 0)), square, use_acc=False, is_async=True)
+        _wait(r.state, n)
+        state = _operand(r.state, r.state.slots, n)
+        dq = warpgroup_mma(do, state.permute((1, 0)), zero, use_acc=False, is_async=True)
+        power = _power(r.rows, n, 0) * grid.scale
+        queried = gl.exp2(_row(r.rows, r.rows.slots.G, n, TOKEN)) * grid.scale
+        betas = _row(r.rows, r.rows.slots.betas, n, TOKEN)
+        _free(ds, n)
+        dp = warpgroup_mma_wait(1, deps=[dp])
+        ds.slots.store((dp * power).to(d.k.dtype))
+        fence_async_shared()
+        barrier()
+        _fill(ds, n)
+        _release(r.new, n)
+        tma.store_wait(0)
+        _release(r.do, n + 1, n > 0)
+        _release(r.v, n + 1, n > 0)
+        _release(r.rows, n)
+        dq = warpgroup_mma_wait(0, deps=[dq])
+        _release(r.state, n)
+        dq = dq * queried[:, None]
+        _wait(r.qk, n)
+        dq = warpgroup_mma(ds.slots, _operand(r.qk, r.qk.slots.k, n), dq, is_async=True)
+        dbetas = _values_back(args, n, at, betas)
+        _fill(args.shared.read, n)
+        q = _operand(r.qk, r.qk.slots.q, n).load(STATE)
+        dq = warpgroup_mma_wait(0, deps=[dq])
+        _store_part(args, args.pointers.dG, at, gl.sum(q.to(gl.float32) * dq, 1), 0, TOKEN)
+        _release(ds, n)
+        _release(r.qk, n)
+        do.store(dq.to(d.k.dtype))
+        fence_async_shared()
+        barrier()
+        async_store(d.dq, [at.slot, at.h, 0, 0], r.do.slots.index(n % SLOTS))
+        _store_part(args, args.pointers.dbetas, at, dbetas, 0, TOKEN)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _system_back(args):
+    """For each tile:
+
+        dA = (x @ new^T) * power, below the diagonal
+        of_y = dA @ k + (x @ state^T) * decayed
+
+    x is the gradient of the right side of the triangular system, which has the factor betas. So x becomes
+    -of_y * betas, a part of dk.
+    """
+    d, r, grid, scaled, rest = args.descs, args.rings, args.grid, args.shared.scaled, args.shared.rest
+    square = gl.full([BT, BT], 0.0, gl.float32, layout=TOKENS)
+    zero = gl.full([BT, K], 0.0, gl.float32, layout=STATE)
+    for n in range(_turns(grid)):
+        at = _place(grid, n)
+        _wait(r.rows, n)
+        _wait(r.x, n)
+        _wait(r.new, n)
+        x, new = _operand(r.x, r.x.slots, n), _operand(r.new, r.new.slots, n)
+        dA = warpgroup_mma(x, new.permute((1, 0)), square, use_acc=False, is_async=True)
+        _wait(r.state, n)
+        state = _operand(r.state, r.state.slots, n)
+        of_y = warpgroup_mma(x, state.permute((1, 0)), zero, use_acc=False, is_async=True)
+        power = _power(r.rows, n, 1)
+        of_rows = 0.0 - _row(r.rows, r.rows.slots.betas, n, gl.SliceLayout(1, TOKENS))
+        betas = 0.0 - _row(r.rows, r.rows.slots.betas, n, TOKEN)
+        decayed = gl.exp2(_row(r.rows, r.rows.slots.G, n, TOKEN))
+        _release(r.rows, n)
+        _free(scaled, n)
+        dA = warpgroup_mma_wait(1, deps=[dA])
+        dA = dA * power
+        scaled.slots.store((dA * of_rows[:, None]).to(d.k.dtype))
+        dA = gl.convert_layout(dA.to(d.k.dtype), gl.DotOperandLayout(0, STATE, 2))
+        fence_async_shared()
+        barrier()
+        _fill(scaled, n)
+        _release(r.new, n)
+        of_y = warpgroup_mma_wait(0, deps=[of_y])
+        _release(r.state, n)
+        of_y = of_y * decayed[:, None]
+        _wait(r.qk, n)
+        k = _operand(r.qk, r.qk.slots.k, n)
+        of_y = warpgroup_mma(dA, k, of_y, is_async=True)
+        k = k.load(STATE)
+        of_y = warpgroup_mma_wait(0, deps=[of_y])
+        dbetas = 0.0 - gl.sum(k.to(gl.float32) * of_y, 1)
+        _release(r.qk, n)
+        _wait(args.shared.read, n)
+        x.store((of_y * betas[:, None]).to(d.k.dtype))
+        barrier()
+        _fill(rest, n)
+        _store_part(args, args.pointers.dG, at, 0.0 - betas * dbetas, 1, TOKEN)
+        _store_part(args, args.pointers.dbetas, at, dbetas, 1, TOKEN)
+
+
+@gluon.jit
+def _keys_back(args):
+    """For each tile, after `_system_back`:
+
+        dk = (new @ dstate^T) * after + ds^T @ q - (dA * betas)^T @ k + x
+    """
+    d, r, grid = args.descs, args.rings, args.grid
+    ds, scaled, rest = args.shared.ds, args.shared.scaled, args.shared.rest
+    SLOTS: tl.constexpr = r.x.full.shape[0]
+    zero = gl.full([BT, K], 0.0, gl.float32, layout=STATE)
+    token = gl.arange(0, BT, layout=TOKEN)
+    for n in range(_turns(grid)):
+        at = _place(grid, n)
+        G_last = gl.load(args.pointers.G + at.number.to(gl.int64) * BT + (BT - 1))
+        _wait(r.rows, n)
+        _wait(r.new, n)
+        _wait(r.dstate, n)
+        new, dstate = _operand(r.new, r.new.slots, n), _operand(r.dstate, r.dstate.slots, n)
+        dk = warpgroup_mma(new, dstate.permute((1, 0)), zero, use_acc=False, is_async=True)
+        after = gl.exp2(G_last - _row(r.rows, r.rows.slots.G, n, TOKEN))
+        _release(r.rows, n)
+        dk = warpgroup_mma_wait(0, deps=[dk])
+        _release(r.new, n)
+        _release(r.dstate, n)
+        dk = dk * after[:, None]
+        _wait(r.qk, n)
+        q, k = _operand(r.qk, r.qk.slots.q, n), _operand(r.qk, r.qk.slots.k, n)
+        last = gl.sum(gl.sum(k.load(STATE).to(gl.float32) * dk, 1), 0)
+        _wait(ds, n)
+        dk = warpgroup_mma(ds.slots.permute((1, 0)), q, dk, is_async=True)
+        _wait(scaled, n)
+        dk = warpgroup_mma(scaled.slots.permute((1, 0)), k, dk, is_async=True)
+        tma.store_wait(0)
+        _release(r.x, n + 1, n > 0)
+        k = k.load(STATE)
+        dk = warpgroup_mma_wait(0, deps=[dk])
+        dG = gl.where(token == BT - 1, last, 0.0) - gl.sum(k.to(gl.float32) * dk, 1)
+        _release(ds, n)
+        _release(scaled, n)
+        _release(r.qk, n)
+        _wait(rest, n)
+        x = _operand(r.x, r.x.slots, n)
+        x.store((dk + x.load(STATE).to(gl.float32)).to(d.k.dtype))
+        fence_async_shared()
+        barrier()
+        async_store(d.dk, [at.slot, at.h, 0, 0], r.x.slots.index(n % SLOTS))
+        _store_part(args, args.pointers.dG, at, dG, 2, TOKEN)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _last_back(args, HALF: tl.constexpr):
+    """Compute the gradient of the last G of each tile through half of the rows of the state: the sum of the products of
+    the state and its gradient, decayed. It is the trace of products of 16 rows.
+    """
+    r, grid = args.rings, args.grid
+    i, j = gl.arange(0, 16, layout=gl.SliceLayout(1, DIAGONAL)), gl.arange(0, 16, layout=gl.SliceLayout(0, DIAGONAL))
+    OF_TRACE: tl.constexpr = gl.SliceLayout(0, DIAGONAL)
+    token = gl.arange(0, BT, layout=OF_TRACE)
+    for n in range(_turns(grid)):
+        at = _place(grid, n)
+        G_last = gl.load(args.pointers.G + at.number.to(gl.int64) * BT + (BT - 1))
+        _wait(r.state, n)
+        _wait(r.dstate, n)
+        state, dstate = _operand(r.state, r.state.slots, n), _operand(r.dstate, r.dstate.slots, n).permute((1, 0))
+        total = gl.full([16, 16], 0.0, gl.float32, layout=DIAGONAL)
+        for row in gl.static_range(64 * HALF, 64 * HALF + 64, 16):
+            rows = state.slice(row, 16).load(gl.DotOperandLayout(0, DIAGONAL, 2))
+            total = mma_v2(rows, dstate.slice(row, 16, 1).load(gl.DotOperandLayout(1, DIAGONAL, 2)), total)
+        _release(r.state, n)
+        _release(r.dstate, n)
+        total = gl.sum(gl.sum(gl.where(i[:, None] == j[None, :], total, 0.0), 1), 0) * gl.exp2(G_last)
+        _store_part(args, args.pointers.dG, at, gl.where(token == BT - 1, total, 0.0), 3 + HALF, OF_TRACE)
+
+
+@gluon.jit(do_not_specialize=["NT", "tiles", "all_tiles"])
+def _gradients_hopper_kernel(
+    q_desc, k_desc, v_desc, do_desc, new_desc, x_desc, G_desc, betas_desc, states_desc, dstates_desc, dq_desc, dk_desc,
+    dv_desc,
+    G_ptr, dG_ptr, dbetas_ptr,
+    NT, tiles, all_tiles, scale,
+    H: tl.constexpr, HV: tl.constexpr,
+):
+    """Compute dv, the gradients of q and k for each value head, and parts of those of G and betas.
+
+    With new = (I + A)^-1 y and x the gradient of y, the gradient of A is -x new^T. So the gradients of the triangular
+    system need no product with its inverse.
+    """
+    grid = TileGrid(gl.program_id(0), gl.num_programs(0), tiles, all_tiles, NT, scale, H, HV)
+    row_slots = RowSlots(_slots(G_desc, 2), _slots(betas_desc, 2))
+    rings = GradientRings(
+        # Slots, and full and empty barriers with the number of arrivals that complete them.
+        Ring(row_slots, _barriers(2), _barriers(2, 3)),
+        Ring(_slots(do_desc, 2), _barriers(2), _barriers(2)),
+        Ring(_slots(new_desc, 1), _barriers(1), _barriers(1, 3)),
+        Ring(_slots(x_desc, 2), _barriers(2), _barriers(2)),
+        Ring(_slots(states_desc, 1), _barriers(1), _barriers(1, 4)),
+        Ring(_slots(dstates_desc, 1), _barriers(1), _barriers(1, 3)),
+        Ring(_slots(v_desc, 2), _barriers(2), _barriers(2)),
+        Ring(PairSlots(_slots(q_desc, 1), _slots(k_desc, 1)), _barriers(1), _barriers(1, 3)),
+    )
+    ds = gl.allocate_shared_memory(k_desc.dtype, [BT, BT], SQUARE)
+    scaled = gl.allocate_shared_memory(k_desc.dtype, [BT, BT], SQUARE)
+    rest, read = _barriers(2), _barriers(2)
+    shared = GradientTiles(
+        Ring(ds, _barriers(1), _barriers(1, 2)), Ring(scaled, _barriers(1), _barriers(1)),
+        Ring(scaled, rest, rest), Ring(scaled, read, read),
+    )
+    fence_async_shared()
+    descs = GradientDescriptors(
+        q_desc, k_desc, v_desc, do_desc, new_desc, x_desc, G_desc, betas_desc, states_desc, dstates_desc, dq_desc,
+        dk_desc, dv_desc,
+    )
+    args = Gradients(descs, rings, shared, GradientPointers(G_ptr, dG_ptr, dbetas_ptr), grid)
+    gl.warp_specialize(
+        [
+            (_queries_back, (args,)), (_system_back, (args,)), (_keys_back, (args,)),
+            (_last_back, (args, 0)), (_last_back, (args, 1)),
+            (_gradients_producer, (args,)),
+        ],
+        # Warps, and registers per thread, of all but the first.
+        [4, 4, 1, 1, 1], [152, 160, 40, 40, 40],
+    )
+
+
 # --- launch on Hopper ------------------------------------------------------------------------------------------
+
+
+PART = 128  # a part has at least this number of chunks
 
 
 class _HopperDescriptor(GluonDescriptor):
@@ -390,15 +950,91 @@ def _gluon_tiles(x, n_rows, n_columns):
     return _HopperDescriptor(x, x.shape, x.stride(), [1, 1, n_rows, n_columns], TILES)
 
 
+def _gluon_rows(x):
+    """Build a TMA descriptor of rows of 64 numbers of a dense tensor."""
+    x = x.view(-1, 64)
+    return _HopperDescriptor(x, x.shape, x.stride(), [1, 64], VECTORS)
+
+
 def _by_head(x):
     """View [B, T, H, columns] as [B, H, T, columns]. TMA reads zeros after the last token, and drops stores there."""
     return x.transpose(1, 2)
 
 
+def _parts(N, HV, NT):
+    """Return the first chunk and the end of each part of the sequences.
+
+    The programs of one sequence may occupy at most half of the multiprocessors. Then a second stream runs the sweep of
+    a part, and the other multiprocessors work on other parts.
+    """
+    count = max(1, min(4, NT // PART)) if N == 1 and HV * 2 <= 66 else 1
+    return [(NT * i // count, NT * (i + 1) // count) for i in range(count)]
+
+
+@functools.cache
+def _stream(device):
+    """Return the second stream of a device."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def _beside(x, parts):
+    """Return the stream of the sweeps, or None for that of the call."""
+    return _stream(x.device) if len(parts) > 1 and x.is_cuda else None
+
+
+def _on(stream):
+    """Return a context that launches on a stream, after the work of the call. None is the stream of the call."""
+    if stream is None:
+        return contextlib.nullcontext()
+    stream.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(stream)
+
+
+def _join(stream):
+    """Let the stream of the call wait for another one. Memory that the other one reads is free only afterwards."""
+    if stream is not None:
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+def _with_states(layouts, *states):
+    """Return the key of a launch with states. Those of parts have another dtype or alignment than those of the call."""
+    return layouts, *(None if x is None else (x.dtype, x.data_ptr() % 16) for x in states)
+
+
+def _forward_part(
+    layouts, side, q, k, v, G, betas, A, P, factors, q_mapped, k_mapped, inverse, new, states, o,
+    initial_state, final_state, ends, scale, initial, final, within, keep,
+):
+    """Launch the kernels of some chunks of each sequence. The sweep runs on the stream `side`."""
+    B, T, H, HV, N, NT, slots = _sizes(q, v)
+    _launch(
+        _equations_hopper_kernel, slots * H, layouts,
+        q, k, G, betas, A, P, factors, q_mapped, k_mapped, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT,
+        scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
+        HV=HV,
+        num_warps=4, num_stages=1,
+    )
+    q = q_mapped
+    k = k_mapped
+    _launch(_inverse_kernel, slots * HV, layouts, A, inverse, **_tile(_INVERSE_TILES, 90))
+    o_desc = _gluon_tiles(_by_head(o), 64, 64)
+    new_desc = _gluon_tiles(new, 64, 64) if keep else o_desc
+    states_desc = _gluon_tiles(states, 128, 64) if keep else o_desc
+    with _on(side):
+        _launch(
+            _sweep_kernel, N * HV * 2, _with_states(layouts, initial_state, final_state),
+            _gluon_tiles(_by_head(q), 64, 128), _gluon_tiles(_by_head(k), 64, 128),
+            _gluon_tiles(_by_head(v), 64, 64), _gluon_tiles(inverse, 64, 64), _gluon_tiles(P, 64, 64),
+            _gluon_rows(factors),
+            new_desc, states_desc, o_desc, initial_state, final_state, ends, NT, scale,
+            H=H, HV=HV, V=128, INITIAL=initial, FINAL=final, ENDS=within, KEEP=keep, UPDATES=3,
+            OUTPUTS=2, STORES=2, num_warps=4,
+        )
+
+
 def forward_on_hopper(layouts, q, k, v, a, a_log, dt_bias, b, z, w, initial_state, scale, final, within, keep):
     """Launch the kernels of forward, and return the results of its operator."""
     B, T, H, HV, N, NT, slots = _sizes(q, v)
-    initial = initial_state is not None
     final_state = q.new_empty((N, HV, 128, 128) if final else 0, dtype=torch.float32)
     ends = q.new_empty((slots, HV, 128, 128) if within else 0, dtype=torch.float32)
     G = q.new_empty((slots, HV, 64), dtype=torch.float32)
@@ -411,41 +1047,33 @@ def forward_on_hopper(layouts, q, k, v, a, a_log, dt_bias, b, z, w, initial_stat
     )
     A = q.new_empty((slots, HV, 64, 64), dtype=torch.float32)
     P = q.new_empty((slots, HV, 64, 64))
-    factors = q.new_empty((slots * HV * 5, 64), dtype=torch.float32)
+    factors = q.new_empty((slots, HV * 5, 64), dtype=torch.float32)
     q_mapped = q.new_empty(q.shape)
     k_mapped = k.new_empty(k.shape)
-    _launch(
-        _equations_hopper_kernel, slots * H, layouts,
-        q, k, G, betas, A, P, factors, q_mapped, k_mapped, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT,
-        scale, stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H,
-        HV=HV,
-        num_warps=4, num_stages=1,
-    )
-    q = q_mapped
-    k = k_mapped
     inverse = q.new_empty((slots, HV, 64, 64))
-    _launch(
-        _inverse_kernel, slots * HV, layouts,
-        A, inverse,
-        **_tile(_INVERSE_TILES, 90),
-    )
     W = q.new_empty((slots, HV, 64, 128) if keep else 0)
     new = q.new_empty((slots, HV, 64, 128) if keep else 0)
     states = q.new_empty((slots, HV, 128, 128) if keep else 0)
     o = v.new_empty(v.shape)
-    o_desc = _gluon_tiles(_by_head(o), 64, 64)
-    new_desc = _gluon_tiles(new, 64, 64) if keep else o_desc
-    states_desc = _gluon_tiles(states, 128, 64) if keep else o_desc
-    _launch(
-        _sweep_kernel, N * HV * 2, layouts,
-        _gluon_tiles(_by_head(q), 64, 128), _gluon_tiles(_by_head(k), 64, 128),
-        _gluon_tiles(_by_head(v), 64, 64), _gluon_tiles(inverse, 64, 64), _gluon_tiles(P, 64, 64),
-        _HopperDescriptor(factors, factors.shape, factors.stride(), [1, 64], VECTORS),
-        new_desc, states_desc, o_desc, initial_state, final_state, ends, NT, scale,
-        H=H, HV=HV, V=128, INITIAL=initial, FINAL=final, ENDS=within, KEEP=keep, UPDATES=3, OUTPUTS=2,
-        STORES=2, num_warps=4,
-    )
+    parts = _parts(N, HV, NT)
+    side, carried = _beside(q, parts), [initial_state]
+    try:
+        for begin, end in parts:
+            tokens, chunks, last = slice(64 * begin, 64 * end), slice(N * begin, N * end), end == NT
+            carried.append(final_state if last else q.new_empty((N, HV, 128, 128), dtype=torch.float32))
+            before, after = carried[-2:]
+            _forward_part(
+                layouts, side,
+                q[:, tokens], k[:, tokens], v[:, tokens], G[chunks], betas[chunks], A[chunks], P[chunks],
+                factors[chunks], q_mapped[:, tokens], k_mapped[:, tokens], inverse[chunks], new[chunks], states[chunks],
+                o[:, tokens],
+                before, after, ends[chunks], scale, before is not None, final or not last, within, keep,
+            )
+    finally:
+        _join(side)
     if keep:
+        q = q_mapped
+        k = k_mapped
         _launch(
             _solve_kernel, slots * HV, layouts,
             k, v, G, betas, inverse, W, W, k.stride(0), k.stride(2), v.stride(0), v.stride(2), T, NT,
@@ -463,3 +1091,133 @@ def forward_on_hopper(layouts, q, k, v, a, a_log, dt_bias, b, z, w, initial_stat
     )
     saved = G, betas, q_mapped, k_mapped, inverse, W, new, states, o_raw
     return o, final_state, ends, *(saved if keep else (x.new_empty(0) for x in saved))
+
+
+def _states_back_part(
+    layouts, side, q, k, v, do, G, betas, P, factors, inverse, x, dstates, dfinal_state, dinitial_state, scale, initial,
+    final,
+):
+    """Launch the kernels up to the gradients of states, for some chunks of each sequence.
+
+    The sweep runs on the stream `side`. Return an event after it, or None.
+    """
+    B, T, H, HV, N, NT, slots = _sizes(q, v)
+    _launch(
+        _pairs_hopper_kernel, slots * H, layouts,
+        q, k, G, betas, P, factors, q.stride(0), q.stride(2), k.stride(0), k.stride(2), T, NT, scale,
+        stride_q_t=q.stride(1), stride_q_c=q.stride(3), stride_k_t=k.stride(1), stride_k_c=k.stride(3), H=H, HV=HV,
+        num_warps=4, num_stages=1,
+    )
+    with _on(side):
+        _launch(
+            _sweep_back_kernel, N * HV * 2, _with_states(layouts, dfinal_state, dinitial_state),
+            _gluon_tiles(_by_head(q), 64, 128), _gluon_tiles(_by_head(k), 64, 128),
+            _gluon_tiles(inverse, 64, 64), _gluon_tiles(P, 64, 64), _gluon_tiles(_by_head(do), 64, 64),
+            _gluon_rows(factors),
+            _gluon_tiles(x, 64, 64), _gluon_tiles(dstates, 128, 64), dfinal_state, dinitial_state, NT, scale,
+            H=H, HV=HV, V=128, INITIAL=initial, FINAL=final, EARLY=3, LATE=2, num_warps=4,
+        )
+        return None if side is None else side.record_event()
+
+
+def _gradients_part(layouts, q, k, v, do, new, x, states, dstates, G, betas, dq_parts, dk_parts, dG, dbetas, dv, scale):
+    """Launch the kernel of gradients for some chunks of each sequence."""
+    B, T, H, HV, N, NT, slots = _sizes(q, dv)
+    _launch(
+        _gradients_hopper_kernel, min(slots * HV, _multiprocessors(q.device)), layouts,
+        _gluon_tiles(_by_head(q), 64, 128), _gluon_tiles(_by_head(k), 64, 128),
+        _gluon_tiles(_by_head(v), 64, 128), _gluon_tiles(_by_head(do), 64, 128), _gluon_tiles(new, 64, 128),
+        _gluon_tiles(x, 64, 128), _gluon_rows(G), _gluon_rows(betas), _gluon_tiles(states, 128, 128),
+        _gluon_tiles(dstates, 128, 128), _gluon_tiles(dq_parts, 64, 128), _gluon_tiles(dk_parts, 64, 128),
+        _gluon_tiles(_by_head(dv), 64, 128), G, dG, dbetas, NT, slots * HV, dbetas.stride(0) // 64, scale,
+        H=H, HV=HV, num_warps=4,
+    )
+
+
+def backward_on_hopper(
+    layouts, do, dfinal_state, q, k, v, a, a_log, dt_bias, b, z, w, initial_state, G, betas, q_mapped, k_mapped,
+    inverse, W, new, states, o_raw, scale,
+):
+    """Launch the kernels of backward, and return the results of its operator."""
+    B, T, H, HV, N, NT, slots = _sizes(q, v)
+    dinitial_state = q.new_empty((N, HV, 128, 128) if initial_state is not None else 0, dtype=torch.float32)
+    tile = _tile(_FINISH_BACK_TILES, 90)
+    do_raw = v.new_empty(v.shape)
+    finish_z = z.new_empty(z.shape)
+    finish_w = q.new_empty((B * _cdiv(T, tile["ROWS"]), HV, 128), dtype=torch.float32)
+    _launch(
+        _finish_back_kernel, B * _cdiv(T, tile["ROWS"]) * HV, layouts,
+        o_raw, do, z, w, do_raw, finish_z, finish_w, do.stride(0), do.stride(2), z.stride(0), z.stride(2), T,
+        stride_do_t=do.stride(1), stride_do_c=do.stride(3), stride_z_t=z.stride(1), stride_z_c=z.stride(3),
+        stride_w_c=w.stride(0), HV=HV,
+        **tile,
+    )
+    do = do_raw
+    q_raw, q = q, q_mapped
+    k_raw, k = k, k_mapped
+    P = q.new_empty((slots, HV, 64, 64))
+    factors = q.new_empty((slots, HV * 5, 64), dtype=torch.float32)
+    x = q.new_empty((slots, HV, 64, 128))
+    dstates = q.new_empty((slots, HV, 128, 128))
+    dq_parts = q.new_empty((slots, HV, 64, 128))
+    dk_parts = q.new_empty((slots, HV, 64, 128))
+    dG = q.new_empty((5, slots, HV, 64), dtype=torch.float32)
+    dbetas = q.new_empty((2, slots, HV, 64), dtype=torch.float32)
+    dv = v.new_empty(v.shape)
+    parts = _parts(N, HV, NT)
+    side, carried, swept = _beside(q, parts), [dfinal_state], []
+    try:
+        for begin, end in reversed(parts):
+            tokens, chunks = slice(64 * begin, 64 * end), slice(N * begin, N * end)
+            carried.append(q.new_empty((N, HV, 128, 128), dtype=torch.float32) if begin else dinitial_state)
+            after, before = carried[-2:]
+            swept.append((tokens, chunks, _states_back_part(
+                layouts, side, q[:, tokens], k[:, tokens], v[:, tokens], do[:, tokens],
+                G[chunks], betas[chunks], P[chunks], factors[chunks], inverse[chunks], x[chunks], dstates[chunks],
+                after, before, scale, begin > 0 or initial_state is not None, after is not None,
+            )))
+        for tokens, chunks, event in swept:
+            if event is not None:
+                torch.cuda.current_stream().wait_event(event)
+            _gradients_part(
+                layouts,
+                q[:, tokens], k[:, tokens], v[:, tokens], do[:, tokens], new[chunks], x[chunks], states[chunks],
+                dstates[chunks], G[chunks], betas[chunks], dq_parts[chunks], dk_parts[chunks], dG[:, chunks],
+                dbetas[:, chunks], dv[:, tokens],
+                scale,
+            )
+    finally:
+        _join(side)
+    tile = _tile(_GATES_BACK_TILES, 90)
+    grad_a = a.new_empty(a.shape)
+    grad_a_log = q.new_empty((slots, *a_log.shape), dtype=torch.float32)
+    grad_dt_bias = q.new_empty((slots, *dt_bias.shape), dtype=torch.float32)
+    grad_b = b.new_empty(b.shape)
+    _launch(
+        _gates_back_kernel, slots * HV, layouts,
+        a, a_log, dt_bias, b, dG, dbetas, grad_a, grad_a_log, grad_dt_bias, grad_b, a.stride(0), a.stride(2),
+        a_log.stride(0), dt_bias.stride(0), b.stride(0), b.stride(2), T, NT, stride_a_t=a.stride(1),
+        stride_b_t=b.stride(1), HV=HV, PARTS=dG.shape[0], BETA_PARTS=dbetas.shape[0],
+        **tile,
+    )
+    tile = _tile(_Q_MAP_BACK_TILES, 90)
+    dq = q.new_empty(q.shape)
+    _launch(
+        _q_map_back_kernel, slots * H, layouts,
+        q_raw, dq_parts, dq, q_raw.stride(0), q_raw.stride(2), T, NT, stride_q_raw_t=q_raw.stride(1),
+        stride_q_raw_c=q_raw.stride(3), H=H, HV=HV,
+        **tile,
+    )
+    tile = _tile(_K_MAP_BACK_TILES, 90)
+    dk = k.new_empty(k.shape)
+    _launch(
+        _k_map_back_kernel, slots * H, layouts,
+        k_raw, dk_parts, dk, k_raw.stride(0), k_raw.stride(2), T, NT, stride_k_raw_t=k_raw.stride(1),
+        stride_k_raw_c=k_raw.stride(3), H=H, HV=HV,
+        **tile,
+    )
+    grad_a_log = grad_a_log.sum(0).to(a_log.dtype)
+    grad_dt_bias = grad_dt_bias.sum(0).to(dt_bias.dtype)
+    grad_z = finish_z
+    grad_w = finish_w.sum((0, 1)).to(w.dtype)
+    return dq, dk, dv, grad_a, grad_a_log, grad_dt_bias, grad_b, grad_z, grad_w, dinitial_state

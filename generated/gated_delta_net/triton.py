@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): e178fd98cbfe0074
-# body (hash of the text below): 119eafab789e9a00
+# inputs (hash of spec and templates): 7e3817838a61e88f
+# body (hash of the text below): 5818f12fd17902f3
 """Gated delta rule with an RMS norm and a gate of the output, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -955,7 +955,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_net")
-_LIBRARY = _library("kgen_8826fd19985ea7ba", "gated_delta_net")
+_LIBRARY = _library("kgen_2ed1b78585b7686d", "gated_delta_net")
 
 
 @functools.cache
@@ -1165,6 +1165,15 @@ def _backward_op(
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial else 0, dtype=torch.float32)
     if slots and not states.numel():
         raise RuntimeError("gated_delta_net: forward ran without gradients, so it kept nothing for backward")
+    if _on_hopper(q, k, v):
+        if not _by_tma(do):  # do.contiguous() may return do
+            do = do.clone(memory_format=torch.contiguous_format)
+            layouts = _layouts(do, dfinal_state, q, k, v, a, a_log, dt_bias, b, z, w, initial_state)
+        with torch.cuda.device_of(q):
+            return _hopper().backward_on_hopper(
+                layouts, do, dfinal_state, q, k, v, a, a_log, dt_bias, b, z, w, initial_state, G, betas, q_mapped,
+                k_mapped, inverse, W, new, states, o_raw, scale,
+            )
     with torch.cuda.device_of(q):
         q_raw, q = q, q_mapped
         k_raw, k = k, k_mapped

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): b2d60c4deef825e4
-# body (hash of the text below): 394de8ee478ed4ae
+# inputs (hash of spec and templates): 02a3a8788a15b25f
+# body (hash of the text below): 7de2294392e7cf6c
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -850,7 +850,7 @@ def _k_map_back_kernel(
 
 
 _arch = _arch_for("gated_delta_rule")
-_LIBRARY = _library("kgen_408a52ac2dce4d5d", "gated_delta_rule")
+_LIBRARY = _library("kgen_7c8b0bbd0cd2f03a", "gated_delta_rule")
 
 
 @functools.cache
@@ -1050,6 +1050,15 @@ def _backward_op(
     dinitial_state = q.new_empty((N, HV, 128, 128) if initial else 0, dtype=torch.float32)
     if slots and not states.numel():
         raise RuntimeError("gated_delta_rule: forward ran without gradients, so it kept nothing for backward")
+    if _on_hopper(q, k, v):
+        if not _by_tma(do):  # do.contiguous() may return do
+            do = do.clone(memory_format=torch.contiguous_format)
+            layouts = _layouts(do, dfinal_state, q, k, v, a, a_log, dt_bias, b, initial_state)
+        with torch.cuda.device_of(q):
+            return _hopper().backward_on_hopper(
+                layouts, do, dfinal_state, q, k, v, a, a_log, dt_bias, b, initial_state, G, betas, q_mapped, k_mapped,
+                inverse, W, new, states, scale,
+            )
     with torch.cuda.device_of(q):
         q_raw, q = q, q_mapped
         k_raw, k = k, k_mapped
