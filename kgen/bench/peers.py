@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-MISSING = "not installed: "
-"""The beginning of the error of a peer whose package is missing."""
 
 
 class DoesNotApply(Exception):
@@ -34,7 +30,7 @@ class Package:
         try:
             return importlib.import_module(f"{self.module}.{part}".rstrip("."))
         except ModuleNotFoundError as error:
-            text = f"{MISSING}{self.install} (no module `{error.name}`)"
+            text = f"not installed: {self.install} (no module `{error.name}`)"
             raise NotInstalled(text) from error
 
 
@@ -47,8 +43,3 @@ FLASH_ATTENTION_3 = Package(
 FLASH_ATTENTION_4 = Package("flash_attn.cute", "pip install --pre flash-attn-4")
 LIGER = Package("liger_kernel.ops", "pip install liger-kernel")
 QUACK = Package("quack.rmsnorm", "pip install quack-kernels")
-
-
-def is_missing(row: Mapping[str, Any]) -> bool:
-    """True if a row of a race is of a peer whose package is missing."""
-    return str(row["error"]).startswith(MISSING)

@@ -48,6 +48,7 @@ def bench_specs(
     | `first_call` | seconds, compilation included |
     | `distance` | relative distance of the result from kgen's |
     | `error` | the message of a peer that failed, else None |
+    | `missing` | True if the package of the peer is not installed |
     | `shape` | the size, if there are several |
     | `device`, `node` | of rows from other machines |
 
@@ -287,7 +288,7 @@ def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
         "distance",
         "error",
     )
-    return {"spec": spec, **dict.fromkeys(known), **found}
+    return {"spec": spec, **dict.fromkeys(known), "missing": False, **found}
 
 
 def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str, plot: bool) -> None:

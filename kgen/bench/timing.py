@@ -202,21 +202,32 @@ def rows(
     return found
 
 
-def message(error: Exception) -> str:
-    """Return the type and the first 1000 characters of an error.
+@dataclass(frozen=True)
+class Failure:
+    """The reason why a peer has no time."""
 
-    A missing package needs no type.
+    text: str
+    missing: bool = False
+    """True if the package of the peer is not installed."""
+
+
+def failure(error: Exception) -> Failure:
+    """Return the reason of an error: its type and its first 1000 characters.
+
+    Print the traceback. A missing package needs neither type nor traceback.
     """
     if isinstance(error, NotInstalled):
-        return str(error)
-    return f"{type(error).__name__}: {error}"[:1000]
+        return Failure(str(error), missing=True)
+    traceback.print_exception(error)
+    return Failure(f"{type(error).__name__}: {error}"[:1000])
 
 
-def failure(error: Exception) -> str:
-    """Return the message of an error. Print the traceback unless a package is missing."""
-    if not isinstance(error, NotInstalled):
-        traceback.print_exception(error)
-    return message(error)
+def failures(pass_: str, failed: Mapping[str, Failure]) -> list[dict[str, Any]]:
+    """Return a row per peer that failed."""
+    return [
+        {"pass": pass_, "peer": peer, "error": why.text, "missing": why.missing}
+        for peer, why in failed.items()
+    ]
 
 
 def driver(device: str) -> str:

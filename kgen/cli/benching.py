@@ -80,7 +80,6 @@ def bench(
 ) -> int:
     """Time kernels against other implementations, interleaved in one run."""
     from kgen.bench.options import BenchOptions
-    from kgen.bench.peers import is_missing
     from kgen.bench.running import bench_specs
     from kgen.cli.results import listener
     from kgen.verify.farm.opening import hands
@@ -94,8 +93,8 @@ def bench(
     require_current(loaded, generated, as_is, form)
     with hands(jobs, ray) as who, terminal.progress_bar() as progress:
         rows = bench_specs(loaded, generated, options, who, listener(progress))
-    missing = {row["peer"]: row["error"] for row in rows if is_missing(row)}
-    there = [row for row in rows if not is_missing(row)]
+    missing = {row["peer"]: row["error"] for row in rows if row["missing"]}
+    there = [row for row in rows if not row["missing"]]
     terminal.table(rows if form is Format.JSON else there, _columns(rows), form)
     for peer, reason in missing.items():
         terminal.summary(f"{peer}: {reason}", form)

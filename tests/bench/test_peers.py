@@ -16,7 +16,7 @@ from kgen.bench.best import best_peers
 from kgen.bench.options import BenchOptions
 from kgen.bench.peers import NotInstalled, Package
 from kgen.bench.running import bench_specs
-from kgen.bench.timing import failure
+from kgen.bench.timing import Failure, failure
 from kgen.cli import app
 from kgen.diagnostics import KgenError
 from kgen.family import family
@@ -42,8 +42,8 @@ def test_a_package_is_loaded_or_named(packages: Path, capsys: pytest.CaptureFixt
     assert str(found.value) == "not installed: pip install fake (no module `fake_absent`)"
     with pytest.raises(NotInstalled, match="no module `fake_needed`"):
         Package("fake_peer", "pip install fake").load()
-    assert failure(found.value) == str(found.value)
-    assert failure(ValueError("wrong")) == "ValueError: wrong"
+    assert failure(found.value) == Failure(str(found.value), missing=True)
+    assert failure(ValueError("wrong")) == Failure("ValueError: wrong")
     errors = capsys.readouterr().err
     assert "ValueError: wrong" in errors
     assert "NotInstalled" not in errors
@@ -61,6 +61,7 @@ def test_a_package_that_fails_is_not_called_missing(packages: Path) -> None:
 
 def _row(peer: str, milliseconds: float | None, error: str | None = None, **more: Any) -> Any:
     row = {"spec": "s", "pass": "forward", "peer": peer, "milliseconds": milliseconds}
+    more = {"missing": False, **more}
     return {**row, "tflops": None, "tbps": None, "ratio": None, "error": error, **more}
 
 
@@ -69,9 +70,9 @@ def test_a_missing_peer_is_named_once(tmp_path: Path, monkeypatch: pytest.Monkey
     reason = "not installed: pip install fa9"
     rows = [
         _row("kgen", 1.0),
-        _row("fa9", None, reason),
-        _row("fa9", None, reason, **{"pass": "backward"}),
-        _row("flex", None, "ValueError: wrong"),
+        _row("fa9", None, reason, missing=True),
+        _row("fa9", None, reason, missing=True, **{"pass": "backward"}),
+        _row("flex", None, "not installed: the message of another error"),
     ]
     monkeypatch.setattr(running, "bench_specs", lambda *given: rows)
     command = ["bench", str(ROOT / "specs/full.yaml"), "-o", str(tmp_path)]

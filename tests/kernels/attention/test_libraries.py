@@ -287,7 +287,8 @@ def test_a_wrong_window_is_found(stand_ins: None, monkeypatch: pytest.MonkeyPatc
     assert [one.name for one in contenders("forward", workload, attentions, failed, "cpu")] == [
         "eager"
     ]
-    assert "disagrees with eager" in failed["fa3"]
+    assert "disagrees with eager" in failed["fa3"].text
+    assert not failed["fa3"].missing
 
 
 @pytest.mark.parametrize("peer", ["cudnn-flex", "fa3", "fa4", "flex-flash"])

@@ -12,7 +12,9 @@ from torch import Tensor
 from kgen.bench.timing import (
     BenchJob,
     Contender,
+    Failure,
     failure,
+    failures,
     first,
     measure,
     measuring,
@@ -37,7 +39,7 @@ def race_block_mask(
     if any(peer.startswith("flex") for peer in job.peers):
         makers["flex"] = create_block_mask(workload, compiled=True)
     found: list[Contender] = []
-    failed: dict[str, str] = {}
+    failed: dict[str, Failure] = {}
     want: list[Tensor] | None = None
     with preparing(job):
         for name, make in makers.items():
@@ -53,9 +55,7 @@ def race_block_mask(
     with measuring(job):
         measure(found, job)
     yield from rows("block mask", found, {})
-    yield from (
-        {"pass": "block mask", "peer": name, "error": text} for name, text in failed.items()
-    )
+    yield from failures("block mask", failed)
 
 
 def listed(mask: Any) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kgen.bench.peers import DoesNotApply
-from kgen.bench.timing import AGREE, BenchJob, Contender, distance, failure, first, message
+from kgen.bench.timing import AGREE, BenchJob, Contender, Failure, distance, failure, first
 from kgen.kernels.attention.bench.libraries import Attention
 from kgen.kernels.attention.bench.peers import prepare
 from kgen.kernels.attention.bench.workload import Workload
@@ -16,17 +16,17 @@ from kgen.kernels.attention.bench.workload import Workload
 
 def prepared(
     job: BenchJob, workload: Workload, functions: Mapping[str, Any]
-) -> tuple[dict[str, Attention], dict[str, str]]:
+) -> tuple[dict[str, Attention], dict[str, Failure]]:
     """Return the peers that can compute a spec, and the errors of the others."""
     attentions: dict[str, Attention] = {}
-    failed: dict[str, str] = {}
+    failed: dict[str, Failure] = {}
     for name in job.peers:
         try:
             attentions[name] = prepare(name, workload, functions)
         except DoesNotApply:
             continue
         except Exception as error:
-            failed[name] = message(error)
+            failed[name] = failure(error)
     return attentions, failed
 
 
@@ -34,7 +34,7 @@ def contenders(
     pass_: str,
     workload: Workload,
     attentions: dict[str, Attention],
-    failed: dict[str, str],
+    failed: dict[str, Failure],
     device: str,
 ) -> list[Contender]:
     """Return the peers that run a pass and agree with kgen, or else with the first peer that runs.

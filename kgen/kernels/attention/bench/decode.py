@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kgen.bench.timing import BenchJob, copy, measure, measuring, preparing, rows
+from kgen.bench.timing import BenchJob, copy, failures, measure, measuring, preparing, rows
 from kgen.kernels.attention.bench.contenders import contenders, prepared
 from kgen.kernels.attention.bench.workload import draw_workload, visible
 
@@ -37,7 +37,7 @@ def race_decode(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[st
         pass_ = f"decode {size['SK']}"
         yield from rows(pass_, found, {"tbps": work / 1e9})
         yield from rows(pass_, [memory], {"tbps": nbytes / 1e9})
-        yield from ({"pass": pass_, "peer": name, "error": text} for name, text in failed.items())
+        yield from failures(pass_, failed)
         del workload, attentions, found, memory
         if job.device == "cuda":
             torch.cuda.empty_cache()

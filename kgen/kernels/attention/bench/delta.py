@@ -14,9 +14,11 @@ from kgen.bench.timing import (
     AGREE,
     BenchJob,
     Contender,
+    Failure,
     copy,
     distance,
     failure,
+    failures,
     first,
     measure,
     measuring,
@@ -34,7 +36,7 @@ def race_delta(job: BenchJob, workload: Workload) -> Iterator[dict[str, Any]]:
     out = torch.randn_like(workload.dout)
     dout = workload.dout.transpose(1, 2).contiguous().transpose(1, 2)
     found: list[Contender] = []
-    failed: dict[str, str] = {}
+    failed: dict[str, Failure] = {}
     with preparing(job):
         makers: Mapping[str, Callable[[], Callable[..., Tensor]]] = {
             "kgen": lambda: getattr(import_file(job.parts["delta"], f"kgen_emitted_{name}"), name),
@@ -58,7 +60,7 @@ def race_delta(job: BenchJob, workload: Workload) -> Iterator[dict[str, Any]]:
     with measuring(job):
         measure(found, job)
     yield from rows("delta", found, {"tbps": moved / 1e9})
-    yield from ({"pass": "delta", "peer": peer, "error": text} for peer, text in failed.items())
+    yield from failures("delta", failed)
 
 
 def _delta(out: Tensor, dout: Tensor) -> Tensor:

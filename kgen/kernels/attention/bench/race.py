@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kgen.bench.timing import BenchJob, measure, measuring, preparing, rows
+from kgen.bench.timing import BenchJob, failures, measure, measuring, preparing, rows
 from kgen.kernels.attention.bench.block_mask import race_block_mask
 from kgen.kernels.attention.bench.contenders import contenders, prepared
 from kgen.kernels.attention.bench.decode import race_decode
@@ -55,9 +55,7 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
             measure(found, job)
             work = flops * (2.5 if pass_ == "backward" else 1.0)
             yield from rows(pass_, found, {"tflops": work / 1e9})
-            yield from (
-                {"pass": pass_, "peer": name, "error": text} for name, text in without.items()
-            )
+            yield from failures(pass_, without)
             found.clear()
             if job.device == "cuda":
                 torch.cuda.empty_cache()

@@ -13,9 +13,11 @@ from kgen.bench.timing import (
     AGREE,
     BenchJob,
     Contender,
+    Failure,
     copy,
     distance,
     failure,
+    failures,
     first,
     measure,
     measuring,
@@ -60,7 +62,7 @@ def _pass_rows(
     job: BenchJob, workload: Workload, functions: Mapping[str, Any], backward: bool, label: str
 ) -> Iterator[dict[str, Any]]:
     moved = nbytes(workload, backward)
-    failed: dict[str, str] = {}
+    failed: dict[str, Failure] = {}
     found: list[Contender] = []
     want: Any = None
     with preparing(job):
@@ -84,4 +86,4 @@ def _pass_rows(
     with measuring(job):
         measure(found, job)
     yield from rows(label, found, {"tbps": moved / 1e9})
-    yield from ({"pass": label, "peer": name, "error": text} for name, text in failed.items())
+    yield from failures(label, failed)

@@ -12,9 +12,11 @@ from kgen.bench.timing import (
     AGREE,
     BenchJob,
     Contender,
+    Failure,
     copy,
     distance,
     failure,
+    failures,
     first,
     measure,
     measuring,
@@ -73,7 +75,7 @@ def _step_rows(
 def _pass_rows(
     job: BenchJob, runs: Mapping[str, Callable[[], Callable[[], Any]]], moved: int, label: str
 ) -> Iterator[dict[str, Any]]:
-    failed: dict[str, str] = {}
+    failed: dict[str, Failure] = {}
     found: list[Contender] = []
     want: Any = None
     with preparing(job):
@@ -94,6 +96,6 @@ def _pass_rows(
     with measuring(job):
         measure(found, job)
     yield from rows(label, found, {"tbps": moved / 1e9})
-    yield from ({"pass": label, "peer": name, "error": text} for name, text in failed.items())
+    yield from failures(label, failed)
     if job.device == "cuda":
         torch.cuda.empty_cache()

@@ -13,9 +13,11 @@ from kgen.bench.timing import (
     AGREE,
     BenchJob,
     Contender,
+    Failure,
     copy,
     distance,
     failure,
+    failures,
     first,
     measure,
     measuring,
@@ -47,9 +49,7 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
                 if contenders:
                     measure(contenders, job)
                     yield from ({**row, **place} for row in rows(pass_, contenders, work))
-                yield from (
-                    {"pass": pass_, "peer": n, "error": text, **place} for n, text in failed.items()
-                )
+                yield from ({**row, **place} for row in failures(pass_, failed))
             if job.device == "cuda":
                 torch.cuda.empty_cache()
         del ready, contenders, workload
@@ -57,14 +57,14 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
 
 def _contenders(
     pass_: str, workload: Workload, job: BenchJob, functions: Mapping[str, Any], graph: bool
-) -> tuple[list[Contender], dict[str, str]]:
+) -> tuple[list[Contender], dict[str, Failure]]:
     """Return the peers that run and agree with kgen, or else with the first that runs; and the
     errors of the others."""
     backward = pass_ == "backward"
     for tensor in workload.wanted:
         tensor.requires_grad_(backward)
     found: list[Contender] = []
-    failed: dict[str, str] = {}
+    failed: dict[str, Failure] = {}
     want: Sequence[Any] | None = None
     # Backward runs on the stream of its forward, which must be the captured stream.
     stream = torch.cuda.Stream() if graph else None
