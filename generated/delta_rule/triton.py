@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 2dc2196208d7a465
-# body (hash of the text below): 0bf7271ab4978376
+# inputs (hash of spec and templates): fc0d8ba986cf0d7d
+# body (hash of the text below): 160b7fd0846bb4ad
 """Delta rule without decay, as in DeltaNet.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -941,7 +941,7 @@ def _backward_op(
     if slots and not states.numel():
         raise RuntimeError("delta_rule: forward ran without gradients, so it kept nothing for backward")
     if _on_hopper(q, k, v):
-        if not _by_tma(do):  # do.contiguous() may return do
+        if not _by_tma(do):  # contiguous() may keep strides of dimensions of size 1, and the address
             do = do.clone(memory_format=torch.contiguous_format)
             layouts = _layouts(do, dfinal_state, q, k, v, beta, initial_state)
         with torch.cuda.device_of(q):

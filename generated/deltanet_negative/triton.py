@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 57dbf7529b7c83b4
-# body (hash of the text below): 9622e4457b0c6987
+# inputs (hash of spec and templates): 44f995cd5ea00bdc
+# body (hash of the text below): 4cb450aedaca34fb
 """Delta rule with negative eigenvalues, whose beta is between 0 and 2.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -988,7 +988,7 @@ def _backward_op(
     if slots and not states.numel():
         raise RuntimeError("deltanet_negative: forward ran without gradients, so it kept nothing for backward")
     if _on_hopper(q, k, v):
-        if not _by_tma(do):  # do.contiguous() may return do
+        if not _by_tma(do):  # contiguous() may keep strides of dimensions of size 1, and the address
             do = do.clone(memory_format=torch.contiguous_format)
             layouts = _layouts(do, dfinal_state, q, k, v, b, initial_state)
         with torch.cuda.device_of(q):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 7e3817838a61e88f
-# body (hash of the text below): 5818f12fd17902f3
+# inputs (hash of spec and templates): 8797c4fe1859acc3
+# body (hash of the text below): ba0b96918870ebb9
 """Gated delta rule with an RMS norm and a gate of the output, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -1166,7 +1166,7 @@ def _backward_op(
     if slots and not states.numel():
         raise RuntimeError("gated_delta_net: forward ran without gradients, so it kept nothing for backward")
     if _on_hopper(q, k, v):
-        if not _by_tma(do):  # do.contiguous() may return do
+        if not _by_tma(do):  # contiguous() may keep strides of dimensions of size 1, and the address
             do = do.clone(memory_format=torch.contiguous_format)
             layouts = _layouts(do, dfinal_state, q, k, v, a, a_log, dt_bias, b, z, w, initial_state)
         with torch.cuda.device_of(q):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs (hash of spec and templates): 02a3a8788a15b25f
-# body (hash of the text below): 7de2294392e7cf6c
+# inputs (hash of spec and templates): 65d927f74e2ef3f3
+# body (hash of the text below): 57c72fc6d7c8bf19
 """Gated delta rule with two value heads for each key head, as in Qwen3-Next.
 
 Each value head has a state S [K, V]. For each token, in order:
@@ -1051,7 +1051,7 @@ def _backward_op(
     if slots and not states.numel():
         raise RuntimeError("gated_delta_rule: forward ran without gradients, so it kept nothing for backward")
     if _on_hopper(q, k, v):
-        if not _by_tma(do):  # do.contiguous() may return do
+        if not _by_tma(do):  # contiguous() may keep strides of dimensions of size 1, and the address
             do = do.clone(memory_format=torch.contiguous_format)
             layouts = _layouts(do, dfinal_state, q, k, v, a, a_log, dt_bias, b, initial_state)
         with torch.cuda.device_of(q):
